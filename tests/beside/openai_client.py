@@ -55,7 +55,7 @@ class Daemon:
 
 class Service:
     def __init__(self, socket, *flags):
-        self.process = subprocess.Popen([BIN / "kvhive", "serve", "--socket", socket, "--port", "0", *flags],
+        self.process = subprocess.Popen([BIN / "kvhive", "serve", "--socket", socket, "--port", "0", "--wait-for-daemon", "60", *flags],
                                         stdout=subprocess.PIPE, text=True)
         self.url = self.process.stdout.readline().split(" on ")[1].strip() + "/v1"
 
@@ -170,7 +170,6 @@ def main():
         speaking = f"{directory}/speaking"
         subprocess.run(["/usr/bin/python3", ROOT / "tests/serve/speaking_model.py", speaking], check=True)
         demo = Daemon(directory, str(ROOT / "models/demo"))
-        wait_for(lambda: pathlib.Path(demo.socket).exists())
         service = Service(demo.socket)
         client = service.client()
         model = client.models.list().data[0].id
@@ -180,7 +179,6 @@ def main():
         demo.stop()
 
         daemon = Daemon(directory, speaking)
-        wait_for(lambda: pathlib.Path(daemon.socket).exists())
         service = Service(daemon.socket)
         client = service.client()
         chats(client, "speaking")

@@ -27,6 +27,17 @@ const char* state_of(const Tables& tables, const Child& child, int socket) {
   return child.is_drained ? "drained" : "draining";
 }
 
+/// What the engine's last end has cost, if it has ended.
+void add_last_end(const Tables& tables, std::uint32_t number, Json& engine) {
+  const auto found = tables.engine_ends.find(number);
+  if (found == tables.engine_ends.end()) return;
+  const EngineEnd& end = found->second;
+  engine["last_end"] = {{"pid", end.pid},
+                        {"unix_ms", end.unix_ms},
+                        {"requests", end.requests ? Json(*end.requests) : Json()},
+                        {"back_after_ms", end.back_after ? Json(*end.back_after) : Json()}};
+}
+
 Json own_engine(const Tables& tables, std::size_t number) {
   const Child& child = tables.engines[number];
   Json engine = {{"engine", number},
@@ -37,6 +48,7 @@ Json own_engine(const Tables& tables, std::size_t number) {
   for (const auto& [socket, peer] : tables.peers)
     if (peer.has_role(Role::engine) && peer.pid == child.pid)
       engine.update(serving(tables, socket, peer, state_of(tables, child, socket)));
+  add_last_end(tables, static_cast<std::uint32_t>(number), engine);
   return engine;
 }
 
@@ -52,6 +64,7 @@ Json engines(const Tables& tables) {
                   {"restarts", 0},
                   {"model", tables.pool.models[peer.model.value].name}};
     guest.update(serving(tables, socket, peer, "guest"));
+    add_last_end(tables, peer.engine, guest);
     all.push_back(guest);
   }
   return all;

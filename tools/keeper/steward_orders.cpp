@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "base/log.hpp"
 
 namespace kvhive {
@@ -45,6 +47,9 @@ bool on_reaped(Tables& tables, const Reaped& reaped) {
   spdlog::info("slot {} of {} swept: {} requests under way, {} blocks freed, {} released",
                reaped.slot, tables.slots[reaped.slot].last_owner, reaped.requests, reaped.freed,
                reaped.released);
+  for (auto& [engine, end] : tables.engine_ends)
+    if (slot.last_owner == fmt::format("engine {} (pid {})", engine, end.pid))
+      end.requests = reaped.requests;
   tables.slots[reaped.slot] = Slot{.life = tables.slots[reaped.slot].life};
   return true;
 }

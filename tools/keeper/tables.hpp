@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -70,6 +71,14 @@ struct Slot {
   bool is_order_due = false;  ///< it is still to be sent
 };
 
+/// What an engine's last end has cost. A keeper's successor does not know it.
+struct EngineEnd {
+  pid_t pid = 0;
+  std::int64_t unix_ms = 0;               ///< when the keeper noticed
+  std::optional<std::uint32_t> requests;  ///< it was serving or had waiting; known when it is swept
+  std::optional<std::int64_t> back_after;  ///< ms until the engine served again; none = not yet
+};
+
 /// A repair, or other care, that the steward is working on.
 struct PendingRepair {
   int asker = -1;                  ///< the inspector's socket; -1 = it has closed
@@ -120,6 +129,7 @@ struct Tables {
   bool is_told = false;       ///< so was the user
 
   // -- not for the successor: what is still to be written down and done ---------------------------
+  std::map<std::uint32_t, EngineEnd> engine_ends{};  ///< the last of each engine, by its number
   /// Peers whose rows in the ledger are old: their numbers, and their sockets.
   std::map<std::uint64_t, int> changed_peers;
   std::size_t written_domains = 0;

@@ -82,6 +82,28 @@ TEST(History, AnotherPoolBeginsAnew) {
   EXPECT_TRUE(history.ends().empty()) << "with its daemon an engine ends in order";
 }
 
+/// The keeper's numbers are exact, and come later.
+TEST(History, WhatTheKeeperTellsOfAnEndIsBelieved) {
+  History history;
+  history.add(reading_at(1, {engine(0, 50, 3)}));
+  history.add(reading_at(2, {engine(0, 51)}));
+  ASSERT_EQ(history.ends().size(), 1u);
+  EXPECT_FALSE(history.ends()[0].requests.has_value());
+  EXPECT_EQ(history.ends()[0].seconds_until_back, 1);
+  HiveReading told = reading_at(3, {engine(0, 51)});
+  told.told_ends[0] = {50, 1'001'500, 4, 0.032};
+  history.add(told);
+  EXPECT_EQ(history.ends()[0].requests, 4u);
+  EXPECT_EQ(history.ends()[0].seconds_until_back, 0.032);
+  EXPECT_EQ(Json::parse(history.json(0))["engine_ends"][0]["requests"], 4);
+  told.told_ends[0] = {50, 1'009'500, 4, 0.001};  // it was stopped, and has noticed late
+  history.add(told);
+  EXPECT_EQ(history.ends()[0].seconds_until_back, 0.032);
+  told.told_ends[0] = {49, 1'001'500, 9, 5.0};  // of an earlier process
+  history.add(told);
+  EXPECT_EQ(history.ends()[0].requests, 4u);
+}
+
 TEST(History, AnEngineThatIsGoneAndComesBackIsOneEnd) {
   History history;
   history.add(reading_at(1, {engine(0, 50, 3), engine(1, 51)}));

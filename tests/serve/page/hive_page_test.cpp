@@ -130,6 +130,39 @@ TEST(HivePage, TheHistoryGrowsAndAKilledEngineIsInIt) {
       kHang));
 }
 
+/// Not as it was seen a second before, but as steward and keeper know it.
+TEST(HivePage, WhatAKilledEngineHadIsToldExactly) {
+  const Daemon daemon({"--engines", "2", "--kv-cache-memory-bytes", "64M"});
+  const Service service(daemon.socket());
+  Client client = daemon.connect(0);
+  for (int i = 0; i < 3; ++i)
+    ASSERT_TRUE(client.submit(request_of(passage(std::size_t(i) * 40, 300), 2'000)));
+  const pid_t victim = daemon.status()["engines"][0]["pid"];
+  ASSERT_TRUE(eventually([&] { return daemon.engine(0)["running"] == 3; }));
+  const auto seconds_seen = [&] {
+    return service.ask(get("/hive/history.json?after=0")).json()["last"].get<int>();
+  };
+  ASSERT_TRUE(sees(service, "reading"));
+  const int seen = seconds_seen();
+  ASSERT_TRUE(eventually([&] { return seconds_seen() > seen; }, kHang)) << "it is seen alive";
+  signal_process(victim, SIGKILL);
+  Json end;
+  EXPECT_TRUE(eventually(
+      [&] {
+        (void)hive_of(service);
+        const Json ends = service.ask(get("/hive/history.json?after=0")).json()["engine_ends"];
+        if (!ends.empty()) end = ends[0];
+        return !ends.empty() && !end["requests"].is_null() && !end["seconds_until_back"].is_null();
+      },
+      kHang));
+  EXPECT_EQ(end["engine"], 0);
+  EXPECT_EQ(end["requests"], 3);
+  const Json told = daemon.status()["engines"][0]["last_end"];
+  EXPECT_EQ(told["pid"], victim);
+  EXPECT_EQ(told["requests"], 3);
+  EXPECT_GT(told["back_after_ms"], 0);
+}
+
 TEST(HivePage, AStoppedKeeperKeepsNobodyWaiting) {
   const Daemon daemon;
   const Service service(daemon.socket());

@@ -82,8 +82,8 @@ void History::compare_engines(const HiveReading& reading) {
     if (found != now.end() && found->second->pid == process->pid &&
         found->second->slot == process->slot)
       continue;
-    ends_.push_back({engine, reading.unix_time, process->counted["running"],
-                     process->counted["waiting"], std::nullopt});
+    ends_.push_back({engine, process->pid, reading.unix_time, process->counted["running"],
+                     process->counted["waiting"], std::nullopt, std::nullopt});
     away_[engine] = {static_cast<std::size_t>(ends_dropped_ + ends_.size() - 1), last_.seconds};
   }
   for (auto away = away_.begin(); away != away_.end();) {
@@ -97,6 +97,19 @@ void History::compare_engines(const HiveReading& reading) {
     away = away_.erase(away);
   }
   for (; ends_.size() > kEnds; ++ends_dropped_) ends_.pop_front();
+  for (const auto& [engine, told] : reading.told_ends) believe(told);
+}
+
+/// The keeper knows to the millisecond what is seen here once a second; unless it was stopped, and
+/// has noticed late.
+void History::believe(const ToldEnd& told) {
+  constexpr std::int64_t kLate = 2;
+  for (EngineEnd& end : ends_) {
+    if (end.pid != told.pid) continue;
+    end.requests = told.requests;
+    if (told.seconds_until_back && told.unix_ms / 1000 <= end.unix_time + kLate)
+      end.seconds_until_back = told.seconds_until_back;
+  }
 }
 
 std::string History::json(std::uint64_t after) const {
@@ -109,6 +122,7 @@ std::string History::json(std::uint64_t after) const {
                     {"unix_time", end.unix_time},
                     {"running", end.running},
                     {"waiting", end.waiting},
+                    {"requests", end.requests ? Json(*end.requests) : Json()},
                     {"seconds_until_back", or_null(end.seconds_until_back)}});
   return Json{{"last", seconds_.empty() ? 0 : seconds_.back().number},
               {"columns",

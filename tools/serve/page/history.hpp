@@ -13,6 +13,14 @@
 
 namespace kvhive {
 
+/// What the keeper says of an engine's last end.
+struct ToldEnd {
+  std::uint32_t pid = 0;
+  std::int64_t unix_ms = 0;               ///< when it noticed
+  std::optional<std::uint64_t> requests;  ///< none = the engine has not been swept up yet
+  std::optional<double> seconds_until_back;
+};
+
 /// What is read of the pool in a second.
 struct HiveReading {
   double seconds = 0;          ///< when, on a monotonic clock
@@ -20,6 +28,7 @@ struct HiveReading {
   std::string epoch;           ///< of the pool; empty = no pool can be read
   Statistics statistics;
   std::array<TierReport, kTiers> tiers;
+  std::map<std::uint32_t, ToldEnd> told_ends{};  ///< by engine; perhaps seconds old
 };
 
 /// One second. Without a pool only the time is known.
@@ -37,9 +46,11 @@ struct HiveSecond {
 /// An engine's process that is no longer attached to the pool: killed, or stopped on purpose.
 struct EngineEnd {
   std::uint32_t engine = 0;
+  std::uint32_t pid = 0;
   std::int64_t unix_time = 0;                ///< when it was first seen to be gone
   std::uint64_t running = 0, waiting = 0;    ///< its requests a second before
   std::optional<double> seconds_until_back;  ///< none = it is not back yet
+  std::optional<std::uint64_t> requests;     ///< that it left to others; none = not told yet
 };
 
 class History {
@@ -60,6 +71,7 @@ class History {
     double since = 0;
   };
   void compare_engines(const HiveReading& reading);
+  void believe(const ToldEnd& told);
 
   std::deque<HiveSecond> seconds_;
   std::deque<EngineEnd> ends_;

@@ -74,6 +74,21 @@ double seconds_of(std::chrono::steady_clock::duration time) {
   return std::chrono::duration<double>(time).count();
 }
 
+std::map<std::uint32_t, ToldEnd> ends_told(const nlohmann::json& status) {
+  std::map<std::uint32_t, ToldEnd> ends;
+  for (const auto& engine : status.at("engines")) {
+    if (!engine.contains("last_end")) continue;
+    const auto& told = engine.at("last_end");
+    ToldEnd& end = ends[engine.at("engine").get<std::uint32_t>()];
+    end.pid = told.at("pid");
+    end.unix_ms = told.at("unix_ms");
+    if (!told.at("requests").is_null()) end.requests = told.at("requests").get<std::uint64_t>();
+    if (!told.at("back_after_ms").is_null())
+      end.seconds_until_back = told.at("back_after_ms").get<double>() / 1e3;
+  }
+  return ends;
+}
+
 DaemonView view_of(const PoolLink::Known& known) {
   DaemonView daemon;
   daemon.state = known.keeper_answers ? DaemonState::answering : DaemonState::silent;
@@ -199,6 +214,7 @@ void HivePage::remember() {
     reading.statistics = read_statistics(*known.memory);
     leave_out_dead(reading.statistics);
     reading.tiers = count_blocks(*known.memory).tiers;
+    if (known.status) reading.told_ends = ends_told(*known.status);
   }
   history_.add(std::move(reading));
 }

@@ -56,12 +56,14 @@ export function showEngines(hive, ends, isOld) {
     : [element("p", {class: "soft"}, "No engine has the pool.")]);
 }
 
-// What was running is as old as the last reading: up to a second.
+// Until the keeper has told, what was running is as old as the last reading: up to a second.
 function costOf(end) {
-  const requests = end.running + end.waiting;
-  const work = requests === 0 ? "It had no request when it was last seen"
-    : `It had ${counted(end.running, "running request")}${end.waiting ? ` and ${whole(end.waiting)} waiting` : ""}; another engine of its model goes on with them, or this one when it is back`;
-  const back = end.seconds_until_back === null ? "it is not back yet" : `it was back within ${duration(Math.max(1, Math.ceil(end.seconds_until_back)))}`;
+  const requests = end.requests ?? end.running + end.waiting;
+  const work = requests === 0 ? `It had no request${end.requests === null ? " when it was last seen" : ""}`
+    : `It had ${counted(requests, "request")}; another engine of its model goes on with them, or this one when it is back`;
+  const back = end.seconds_until_back === null ? "it is not back yet"
+    : end.seconds_until_back < 1 ? `it was back within ${Math.ceil(end.seconds_until_back * 1000)} ms`
+    : `it was back within ${duration(Math.ceil(end.seconds_until_back))}`;
   return `${work}. What it had published stayed in the pool; ${back}.`;
 }
 
