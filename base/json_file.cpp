@@ -35,18 +35,23 @@ bool is_nested_too_deep(std::string_view text) {
 }
 
 /// "line 1, column 7: syntax error while parsing value - unexpected ...": printable, and short.
-std::string place_and_reason(const nlohmann::json::parse_error& error) {
+std::string place_and_reason(const nlohmann::json::exception& error) {
   constexpr std::size_t kLongest = 160;
-  constexpr std::string_view kBefore = "parse error at ";
-  std::string text = error.what();
-  if (const auto begin = text.find(kBefore); begin != std::string::npos)
-    text.erase(0, begin + kBefore.size());
-  for (char& letter : text)
-    if (letter < ' ' || letter > '~') letter = '?';
-  return text.size() > kLongest ? text.substr(0, kLongest) + "..." : text;
+  std::string_view text = error.what();
+  for (const std::string_view before : {"] ", "parse error at "})
+    if (const auto begin = text.find(before); begin != text.npos)
+      text.remove_prefix(begin + before.size());
+  return printable(text, kLongest);
 }
 
 }  // namespace
+
+std::string printable(std::string_view text, std::size_t most) {
+  std::string shown(text.substr(0, most));
+  for (char& letter : shown)
+    if (letter < ' ' || letter > '~') letter = '?';
+  return shown + (text.size() > most ? "..." : "");
+}
 
 std::string shown(const nlohmann::json& value) {
   constexpr std::size_t kLongest = 80;
@@ -84,7 +89,7 @@ Expected<nlohmann::json> parse_json_object(std::string_view text) {
     auto json = nlohmann::json::parse(text);
     if (json.is_object()) return json;
     return failure(Errc::bad_format, std::string("JSON, but of type ") + json.type_name());
-  } catch (const nlohmann::json::parse_error& error) {
+  } catch (const nlohmann::json::exception& error) {  // a number like 1e999 is no parse_error
     return failure(Errc::bad_format, place_and_reason(error));
   }
 }

@@ -98,4 +98,8 @@ class FieldReader {
 /// Prints a JSON value, shortened if it is too long for an error text.
 std::string shown(const nlohmann::json& value);
 
+/// A stranger's text as an error text or the log shows it: what is no printable ASCII as '?', and
+/// at most so many bytes of it, with "..." behind them.
+std::string printable(std::string_view text, std::size_t most);
+
 }  // namespace kvhive

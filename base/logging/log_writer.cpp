@@ -1,6 +1,5 @@
 #include "base/logging/log_writer.hpp"
 
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "base/logging/patient_write.hpp"
+#include "base/loop/signals_blocked.hpp"
 
 namespace kvhive {
 namespace {
@@ -41,23 +41,6 @@ struct Lines {
 std::string count_of_lines(std::uint64_t count, const char* what) {
   return std::to_string(count) + (count == 1 ? " log line was " : " log lines were ") + what;
 }
-
-/// While it exists, threads that are started have all signals blocked but SIGSYS, which tells of a
-/// refused system call and would end the process. Signals are for the process's other threads; with
-/// SIGPIPE and SIGXFSZ blocked, write() returns EPIPE and EFBIG.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    sigdelset(&all, SIGSYS);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
 
 }  // namespace
 

@@ -10,6 +10,9 @@ TEST(JsonFile, OnlyObjectsOfSaneDepthAreParsed) {
   EXPECT_FALSE(parse_json_object("[1]"));
   EXPECT_FALSE(parse_json_object("{} x"));
   EXPECT_FALSE(parse_json_object("{\"a\": \"\xff\"}"));
+  EXPECT_EQ(parse_json_object("{\"a\": 1e999}").error().text, "number overflow parsing '1e999'");
+  EXPECT_EQ(parse_json_object("{\"a\": ]}").error().text.substr(0, 32),
+            "line 1, column 7: syntax error w");
   const auto nested = [](std::size_t depth) {
     return "{\"a\": " + std::string(depth, '[') + std::string(depth, ']') + "}";
   };

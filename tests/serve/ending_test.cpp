@@ -108,6 +108,26 @@ TEST(EndingService, EndsAtOnceWhenItIsToldTwice) {
   signal_engines(daemon, SIGCONT);
 }
 
+// A second SIGTERM finds it wherever it is on its way out.
+TEST(EndingService, EndsByItsOwnCodeHoweverOftenItIsTold) {
+  const TempDirectory directory;
+  const std::string spans = (directory.path() / "spans").string();  // written by a thread
+  const Daemon daemon;
+  for (int i = 0; i < 20; ++i) {
+    Service service(daemon.socket(), {"--trace-file", spans});
+    EXPECT_EQ(service.ask(get("/health")).status, 200);
+    std::atomic<bool> has_ended = false;
+    std::thread telling([&] {
+      while (!has_ended) signal_process(service.pid(), SIGTERM);
+    });
+    siginfo_t how{};
+    waitid(P_PID, static_cast<id_t>(service.pid()), &how, WEXITED | WNOWAIT);
+    has_ended = true;
+    telling.join();
+    EXPECT_EQ(service.stop(), 0);
+  }
+}
+
 TEST(HangUp, ReadsTheKeysAndOpensTheTraceFileAnew) {
   const TempDirectory directory;
   directory.write("keys", "old\n");

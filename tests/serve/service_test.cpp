@@ -236,6 +236,7 @@ TEST_F(ServiceTest, WhatIsWrongIsNamedInOpenAisForm) {
     Json param;
   } cases[] = {
       {"[1", 400, nullptr},
+      {R"({"prompt": "a", "temperature": 1e999})", 400, nullptr},
       {"{}", 400, "prompt"},
       {R"({"prompt": ""})", 400, "prompt"},
       {R"({"prompt": [1, "a"]})", 400, "prompt"},

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 
 #include <future>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -91,6 +92,17 @@ TEST_F(BackgroundTest, ShortWorkDoesNotWaitForLong) {
   EXPECT_THAT(done_, ElementsAre("short"));
   go.set_value();
   run_until_done(2);
+}
+
+TEST_F(BackgroundTest, WhatWorkThrowsTheLoopThrowsAndTheNextIsDone) {
+  Background background(loop_);
+  Background::Job failing = job("failing");
+  failing.work = [] { throw std::runtime_error("a mistake"); };
+  background.run({}, failing);
+  background.run({}, job("next"));
+  EXPECT_THROW(run_until_done(1), std::runtime_error);
+  run_until_done(1);
+  EXPECT_THAT(done_, ElementsAre("next"));
 }
 
 TEST_F(BackgroundTest, WhatNobodyWaitsForIsNotDone) {

@@ -1,7 +1,6 @@
 // kvhive events: what the pool stores and loses, as vLLM's KV events over ZeroMQ.
 
 #include <signal.h>
-#include <sys/signalfd.h>
 
 #include <chrono>
 #include <cstdio>
@@ -14,6 +13,7 @@
 #include "tools/events/kv_events.hpp"
 #include "tools/program/choice_flag.hpp"
 #include "tools/program/output.hpp"
+#include "tools/program/signals.hpp"
 
 namespace kvhive {
 namespace {
@@ -104,18 +104,8 @@ class PublishedPool {
   bool is_gone_ = false;
 };
 
-Expected<UniqueFd> end_as_descriptor() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal);
-  pthread_sigmask(SIG_BLOCK, &set, nullptr);
-  UniqueFd fd(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!fd) return os_failure("signalfd");
-  return fd;
-}
-
 Expected<void> publish_events(const EventsFlags& flags) {
-  const auto end = end_as_descriptor();
+  const auto end = signals_as_descriptor({SIGINT, SIGTERM, SIGHUP});
   if (!end) return forward_error(end);
   const auto watch =
       HiveWatch::start(flags.common.socket_path(), kStatusPause, Privilege::tokens_too);
@@ -133,8 +123,7 @@ Expected<void> publish_events(const EventsFlags& flags) {
   if (auto done = flush_output(); !done) return done;
 
   const std::chrono::duration<double> interval(flags.interval);
-  signalfd_siginfo signal{};
-  while (read(end->get(), &signal, sizeof signal) < 0) {
+  while (next_signal(end->get()) == 0) {
     const auto begin = Clock::now();
     for (std::string& batch : pool.changes()) (*publisher)->publish(std::move(batch));
     // A large pool is read less often, so that reading it takes a twentieth of a processor.

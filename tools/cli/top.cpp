@@ -2,7 +2,6 @@
 // next frame, for signals.
 
 #include <signal.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -16,6 +15,7 @@
 #include "tools/program/choice_flag.hpp"
 #include "tools/program/output.hpp"
 #include "tools/program/program.hpp"
+#include "tools/program/signals.hpp"
 #include "tools/screen/paint.hpp"
 #include "tools/screen/terminal.hpp"
 #include "tools/top/view.hpp"
@@ -116,9 +116,8 @@ class LiveTop {
   }
 
   void read_signal() {
-    signalfd_siginfo signal{};
-    if (read(signals_.get(), &signal, sizeof signal) != sizeof signal) return;
-    switch (static_cast<int>(signal.ssi_signo)) {
+    switch (const int signal = next_signal(signals_.get())) {
+      case 0: break;
       case SIGWINCH: draw(); break;
       case SIGTSTP: stop_and_go_on(); break;
       case SIGCONT:  // after a SIGSTOP, of which nobody is told: the screen may be any program's
@@ -127,7 +126,7 @@ class LiveTop {
         draw();
         break;
       case SIGINT: loop_.stop(); break;
-      default: ended_by_ = static_cast<int>(signal.ssi_signo); loop_.stop();
+      default: ended_by_ = signal; loop_.stop();
     }
   }
 
@@ -157,18 +156,6 @@ class LiveTop {
   int ended_by_ = 0;
 };
 
-/// Signals come through a descriptor, so that no handler draws. Called before there are threads.
-Expected<UniqueFd> signals_as_descriptor() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : {SIGWINCH, SIGTSTP, SIGCONT, SIGINT, SIGTERM, SIGHUP, SIGQUIT})
-    sigaddset(&set, signal);
-  pthread_sigmask(SIG_BLOCK, &set, nullptr);
-  UniqueFd fd(signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!fd) return os_failure("signalfd");
-  return fd;
-}
-
 /// Ends as the signal would have ended the program.
 [[noreturn]] void end_by(int number) {
   sigset_t set;
@@ -183,7 +170,8 @@ Expected<UniqueFd> signals_as_descriptor() {
 constexpr std::chrono::milliseconds kStatusPause{500};
 
 Expected<int> live(const TopFlags& flags) {
-  auto signals = signals_as_descriptor();
+  auto signals =  // no handler draws
+      signals_as_descriptor({SIGWINCH, SIGTSTP, SIGCONT, SIGINT, SIGTERM, SIGHUP, SIGQUIT});
   if (!signals) return forward_error(signals);
   auto watch = HiveWatch::start(flags.common.socket_path(), kStatusPause);
   if (!watch) return forward_error(watch);

@@ -3,13 +3,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <boost/asio/signal_set.hpp>
+#include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <csignal>
 #include <thread>
 
 #include "base/log.hpp"
 #include "config/process_limits.hpp"
+#include "tools/program/signals.hpp"
 #include "tools/program/version.hpp"
 #include "tools/serve/openai/error.hpp"
 
@@ -76,6 +77,18 @@ Hive::Identify identify_by(const ModelSource& source) {
 /// No more once the terminal was closed: a SIGHUP then means that, and no order to reload.
 bool is_on_terminal() { return isatty(STDIN_FILENO) != 0 || isatty(STDERR_FILENO) != 0; }
 
+/// A mistake of ours costs the request whose handler it was: its connection closes with the
+/// handler, and the others' streams go on.
+void run_whatever_is_thrown(boost::asio::io_context& loop) {
+  while (!loop.stopped()) {
+    try {
+      loop.run();
+    } catch (const std::exception& error) {
+      spdlog::error("a request could not be answered: {}", error.what());
+    }
+  }
+}
+
 /// The end of a service: those that are being answered may end first, the rest is told, and what
 /// was said is written.
 class Ending {
@@ -135,6 +148,8 @@ Expected<void> serve(const ServeOptions& options,
     return failure(Errc::os_error, "this process may open only " + std::to_string(descriptors) +
                                        " files; raise the limit (ulimit -n) to at least " +
                                        std::to_string(ours + 16));
+  auto signalled = signals_as_descriptor({SIGINT, SIGTERM, SIGHUP});
+  if (!signalled) return forward_error(signalled);
   boost::asio::io_context loop(1);
   ModelFollower follower(loop, source, std::move(*first));
   const std::string model = follower.model()->model.name;
@@ -168,15 +183,16 @@ Expected<void> serve(const ServeOptions& options,
   if (auto listening = server.listen(options.host, options.port); !listening) return listening;
   std::signal(SIGPIPE, SIG_IGN);
   Ending ending(loop, server, options.shutdown_timeout);
-  boost::asio::signal_set signals(loop, SIGINT, SIGTERM, SIGHUP);
+  boost::asio::posix::stream_descriptor signals(loop, signalled->release());
   const bool has_terminal = is_on_terminal();
   const std::function<void()> listen = [&] {
-    signals.async_wait([&](boost::system::error_code error, int signal) {
+    signals.async_wait(signals.wait_read, [&](boost::system::error_code error) {
       if (error) return;
+      const int signal = next_signal(signals.native_handle());
       if (signal == SIGHUP && has_terminal == is_on_terminal()) {
         if (auto reopened = reopen_log(); !reopened) spdlog::error("{}", reopened.error().text);
         service.reload();
-      } else {
+      } else if (signal != 0) {
         ending.on_signal();
       }
       listen();
@@ -184,7 +200,7 @@ Expected<void> serve(const ServeOptions& options,
   };
   listen();
   on_ready(model, server.port());
-  loop.run();
+  run_whatever_is_thrown(loop);
   server.stop();
   return {};
 }

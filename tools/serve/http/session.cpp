@@ -10,6 +10,9 @@
 #include <cstdio>
 #include <utility>
 
+#include "base/json_file.hpp"
+#include "base/log.hpp"
+
 namespace kvhive {
 namespace asio = boost::asio;
 namespace beast = boost::beast;
@@ -168,7 +171,20 @@ void Session::on_request(ErrorCode error) {
   state_ = State::answering;
   move_to(connections_.answering);
   watch_for_end();
-  connections_.answer(shared_from_this());
+  try {
+    connections_.answer(shared_from_this());
+  } catch (const std::exception& failure) {
+    on_failure(failure);
+  }
+}
+
+/// A mistake of ours: it costs the request that met it, and nobody else's.
+void Session::on_failure(const std::exception& error) {
+  spdlog::error("{} {} could not be answered: {}", printable(request_.method, 16),
+                printable(request_.path, 80), printable(error.what(), 200));
+  if (state_ != State::answering || is_counted_) return close();  // the answer has begun
+  if (on_gone) std::exchange(on_gone, nullptr)();
+  refuse(500, "the service could not handle this request; its log says why");
 }
 
 /// What is no request: the client is told if it can still be reached.

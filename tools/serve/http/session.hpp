@@ -45,6 +45,7 @@ class Session : public Exchange, public std::enable_shared_from_this<Session> {
   void read_body();
   void on_body(ErrorCode error);
   void on_request(ErrorCode error);
+  void on_failure(const std::exception& error);
   void refuse(ErrorCode error);
   void refuse(int status, const std::string& text);
   void watch_for_end();

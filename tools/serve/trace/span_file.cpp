@@ -9,6 +9,7 @@
 
 #include "base/log.hpp"
 #include "base/logging/log_limit.hpp"
+#include "base/loop/signals_blocked.hpp"
 
 namespace kvhive {
 
@@ -33,6 +34,7 @@ Expected<UniqueFd> open_file(const std::string& path) {
 Expected<std::unique_ptr<SpanFile>> SpanFile::open(const std::string& path) {
   auto file = open_file(path);
   if (!file) return forward_error(file);
+  const SignalsBlocked signals_are_for_the_loop;
   return std::unique_ptr<SpanFile>(new SpanFile(path, std::move(*file)));
 }
 

@@ -1,6 +1,7 @@
 #include "tools/serve/turns/background.hpp"
 
 #include <boost/asio/post.hpp>
+#include <exception>
 #include <memory>
 #include <utility>
 
@@ -25,9 +26,15 @@ void Background::next(Lane& lane) {
     if (!job->is_wanted()) continue;
     lane.is_busy = true;
     asio::post(lane.thread, [this, &lane, job] {
-      job->work();
-      asio::post(loop_, [this, &lane, job] {
+      std::exception_ptr failure;
+      try {
+        job->work();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      asio::post(loop_, [this, &lane, job, failure] {
         next(lane);
+        if (failure) std::rethrow_exception(failure);
         if (job->is_wanted()) job->on_done();
       });
     });

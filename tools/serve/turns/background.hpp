@@ -26,7 +26,7 @@ class Background {
   struct Job {
     std::size_t bytes = 0;            ///< to work on
     std::function<bool()> is_wanted;  ///< asked in the loop, before the work and after it
-    std::function<void()> work;       ///< in another thread
+    std::function<void()> work;       ///< in another thread; what it throws, the loop throws
     std::function<void()> on_done;    ///< in the loop, if it is still wanted
   };
   void run(const Turn& turn, Job job);
