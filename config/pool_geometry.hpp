@@ -10,8 +10,8 @@
 
 #include "base/ids.hpp"
 #include "base/unique_fd.hpp"
-#include "config/choices.hpp"
 #include "config/cache_groups.hpp"
+#include "config/choices.hpp"
 #include "config/cpu_kernels.hpp"
 #include "config/domains/block_share.hpp"
 #include "config/kv_layout.hpp"

@@ -173,9 +173,9 @@ class Repair {
   // -- the blocks
 
   void mend_words() {
+    const EvictionPolicy policy = memory_.geometry().eviction_policy;
     for (std::uint32_t id = 0; id < memory_.geometry().total_blocks(); ++id) {
       const BlockId block{id};
-      const EvictionPolicy policy = memory_.geometry().eviction_policy;
       if (const std::uint64_t stray = word(block).stray_bits(policy); stray != 0) {
         view(block).clear_bits(stray);
         ++report_.fields;

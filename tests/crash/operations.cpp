@@ -452,6 +452,12 @@ void leave_window_idle(Stage& s) {
 /// The survivor finds all of idle(), which then is as idle as before, and hit.
 void hit_idle(Stage& s) { s.survivor().release(match_all(s.survivor(), s.idle()).blocks); }
 
+/// So an allocation finds only blocks that were hit.
+void hit_idle_and_use_up(Stage& s) {
+  hit_idle(s);
+  use_up(s, 0);
+}
+
 /// Operations where blocks that were hit are spared once.
 std::vector<Operation> with_chances() {
   constexpr auto kChances = Stage::With::chances;
@@ -465,11 +471,7 @@ std::vector<Operation> with_chances() {
        .run = [](Stage& s) { return match(s, s.owned()); },
        .with = kChances},
       {.name = "chances: all were hit, by the ring",
-       .prepare =
-           [](Stage& s) {
-             hit_idle(s);
-             use_up(s, 0);
-           },
+       .prepare = hit_idle_and_use_up,
        .run = [](Stage& s) { return allocate(s, 2); },
        .evicts = 2,
        .with = kChances},
@@ -883,31 +885,19 @@ const std::vector<Operation>& races() {
              for (int i = 0; i < 70; ++i) s.survivor().release(compute(s.survivor(), s.idle()));
            }},
       {.name = "chances: a block is pinned before it is spared",
-       .prepare =
-           [](Stage& s) {
-             hit_idle(s);
-             use_up(s, 0);
-           },
+       .prepare = hit_idle_and_use_up,
        .run = [](Stage& s) { return !allocate(s, 3); },
        .interrupted_at = "spare.before_cas",
        .meanwhile = [](Stage& s) { (void)match_all(s.survivor(), s.idle()); },
        .with = Stage::With::chances},
       {.name = "chances: a block is used again before it is stamped",
-       .prepare =
-           [](Stage& s) {
-             hit_idle(s);
-             use_up(s, 0);
-           },
+       .prepare = hit_idle_and_use_up,
        .run = [](Stage& s) { return allocate(s, 2) && s.victim().available(Tier::device) == 1; },
        .interrupted_at = "spare.before_stamp",
        .meanwhile = hit_idle,
        .with = Stage::With::chances},
       {.name = "chances: a block is evicted before it is stamped",
-       .prepare =
-           [](Stage& s) {
-             hit_idle(s);
-             use_up(s, 0);
-           },
+       .prepare = hit_idle_and_use_up,
        .run = [](Stage& s) { return allocate(s, 2) && s.victim().available(Tier::device) == 0; },
        .interrupted_at = "spare.before_stamp",
        .meanwhile = [](Stage& s) { (void)s.survivor().allocate(Tier::device, 1).value(); },

@@ -188,8 +188,8 @@ Expected<void> stat(const CommonFlags& flags) {
   const IndexMarks marks = count_marks(inspector->memory());
   if (report.resets != 0)
     std::printf(
-        "the prefix cache was reset %u times; %s of the idle blocks are from before, and "
-        "found by nobody\n",
+        "resets of the prefix cache: %u; %s of the idle blocks are from before, and found by "
+        "nobody\n",
         report.resets, with_commas(report.tiers[0].forgotten + report.tiers[1].forgotten).c_str());
   std::printf("index: %s of %s buckets have overflowed; lookups there read a second one\n\n",
               with_commas(marks.marked).c_str(), with_commas(marks.buckets).c_str());

@@ -35,12 +35,6 @@ constexpr std::chrono::seconds kPatienceWithSteward{10};
 /// It looks at the whole pool.
 constexpr std::chrono::seconds kPatienceWithRepair{30};
 
-std::int64_t unix_ms_now() {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(
-             std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
-
 sigset_t set_of(std::initializer_list<int> signals) {
   sigset_t set;
   sigemptyset(&set);
@@ -459,9 +453,10 @@ bool Keeper::on_steward_packet(const Packet& packet) {
 bool Keeper::on_engine_packet(Peer& peer, const Packet& packet) {
   if (packet.is(MessageType::serving)) {
     peer.is_serving = true;
-    if (const auto end = tables_.engine_ends.find(peer.engine);
-        end != tables_.engine_ends.end() && !end->second.back_after)
-      end->second.back_after = unix_ms_now() - end->second.unix_ms;
+    if (const auto end = tables_.last_ends.find(peer.engine);
+        end != tables_.last_ends.end() && !end->second.back_after)
+      end->second.back_after = std::chrono::duration_cast<std::chrono::milliseconds>(
+          std::chrono::steady_clock::now() - end->second.since);
     tables_.touch(peer);
     check_ready();
     return true;
@@ -562,8 +557,14 @@ void Keeper::on_engine_gone(const Peer& peer) {
   slot.use = Slot::Use::unswept;
   slot.death = tables_.next_death++;
   slot.last_owner = fmt::format("engine {} (pid {})", peer.engine, peer.pid);
-  if (tables_.engine_ends.size() < kMaxProcesses || tables_.engine_ends.contains(peer.engine))
-    tables_.engine_ends[peer.engine] = {peer.pid, unix_ms_now(), {}, {}};
+  // Guests choose their numbers.
+  if (tables_.last_ends.size() < kMaxProcesses || tables_.last_ends.contains(peer.engine))
+    tables_.last_ends[peer.engine] = {.pid = peer.pid,
+                                      .death = slot.death,
+                                      .time = std::chrono::system_clock::now(),
+                                      .since = std::chrono::steady_clock::now(),
+                                      .requests = {},
+                                      .back_after = {}};
   // The keeper is not the parent of a guest, nor of what an earlier keeper started, so it does not
   // learn the exit code: the engine may have lost its GPU context.
   const bool is_end_unknown = peer.pidfd || !end_of_child_is_known_;

@@ -27,15 +27,19 @@ const char* state_of(const Tables& tables, const Child& child, int socket) {
   return child.is_drained ? "drained" : "draining";
 }
 
+std::int64_t in_ms(std::chrono::nanoseconds time) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
+}
+
 /// What the engine's last end has cost, if it has ended.
 void add_last_end(const Tables& tables, std::uint32_t number, Json& engine) {
-  const auto found = tables.engine_ends.find(number);
-  if (found == tables.engine_ends.end()) return;
-  const EngineEnd& end = found->second;
+  const auto found = tables.last_ends.find(number);
+  if (found == tables.last_ends.end()) return;
+  const LastEnd& end = found->second;
   engine["last_end"] = {{"pid", end.pid},
-                        {"unix_ms", end.unix_ms},
+                        {"unix_ms", in_ms(end.time.time_since_epoch())},
                         {"requests", end.requests ? Json(*end.requests) : Json()},
-                        {"back_after_ms", end.back_after ? Json(*end.back_after) : Json()}};
+                        {"back_after_ms", end.back_after ? Json(end.back_after->count()) : Json()}};
 }
 
 Json own_engine(const Tables& tables, std::size_t number) {

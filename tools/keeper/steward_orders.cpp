@@ -2,11 +2,19 @@
 
 #include <utility>
 
-#include <fmt/format.h>
-
 #include "base/log.hpp"
 
 namespace kvhive {
+namespace {
+
+/// ", as pid 17 ordered"; empty if that process has gone.
+std::string asked_by(const Tables& tables, int asker) {
+  const auto peer = tables.peers.find(asker);
+  return peer == tables.peers.end() ? std::string()
+                                    : ", as pid " + std::to_string(peer->second.pid) + " ordered";
+}
+
+}  // namespace
 
 bool send_due_orders(Tables& tables, Connections& connections) {
   const Peer* steward = tables.peer_with_role(Role::steward);
@@ -47,9 +55,8 @@ bool on_reaped(Tables& tables, const Reaped& reaped) {
   spdlog::info("slot {} of {} swept: {} requests under way, {} blocks freed, {} released",
                reaped.slot, tables.slots[reaped.slot].last_owner, reaped.requests, reaped.freed,
                reaped.released);
-  for (auto& [engine, end] : tables.engine_ends)
-    if (slot.last_owner == fmt::format("engine {} (pid {})", engine, end.pid))
-      end.requests = reaped.requests;
+  for (auto& [engine, end] : tables.last_ends)
+    if (end.death == slot.death) end.requests = reaped.requests;
   tables.slots[reaped.slot] = Slot{.life = tables.slots[reaped.slot].life};
   return true;
 }
@@ -76,13 +83,6 @@ void request_repair(Tables& tables, Connections& connections, Peer& asker,
                 "in a moment"});
   tables.repairs.emplace(tables.next_ticket++,
                          PendingRepair{asker.socket.get(), request.ticket, request.care});
-}
-
-/// ", as pid 17 ordered"; empty if that process has gone.
-static std::string asked_by(const Tables& tables, int asker) {
-  const auto peer = tables.peers.find(asker);
-  return peer == tables.peers.end() ? std::string()
-                                    : ", as pid " + std::to_string(peer->second.pid) + " ordered";
 }
 
 void on_repaired(Tables& tables, Connections& connections, const Packet& report) {

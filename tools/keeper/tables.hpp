@@ -72,11 +72,13 @@ struct Slot {
 };
 
 /// What an engine's last end has cost. A keeper's successor does not know it.
-struct EngineEnd {
+struct LastEnd {
   pid_t pid = 0;
-  std::int64_t unix_ms = 0;               ///< when the keeper noticed
+  std::uint64_t death = 0;                      ///< Slot::death of that end
+  std::chrono::system_clock::time_point time;   ///< when the keeper noticed
+  std::chrono::steady_clock::time_point since;  ///< the same
   std::optional<std::uint32_t> requests;  ///< it was serving or had waiting; known when it is swept
-  std::optional<std::int64_t> back_after;  ///< ms until the engine served again; none = not yet
+  std::optional<std::chrono::milliseconds> back_after;  ///< until it served again; none = not yet
 };
 
 /// A repair, or other care, that the steward is working on.
@@ -129,7 +131,7 @@ struct Tables {
   bool is_told = false;       ///< so was the user
 
   // -- not for the successor: what is still to be written down and done ---------------------------
-  std::map<std::uint32_t, EngineEnd> engine_ends{};  ///< the last of each engine, by its number
+  std::map<std::uint32_t, LastEnd> last_ends{};  ///< by the engine's number
   /// Peers whose rows in the ledger are old: their numbers, and their sockets.
   std::map<std::uint64_t, int> changed_peers;
   std::size_t written_domains = 0;

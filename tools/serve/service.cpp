@@ -100,7 +100,8 @@ std::uint32_t room_behind(const std::vector<TokenId>& prompt, const ServedModel&
 }  // namespace
 
 Service::Service(asio::io_context& loop, Hives& hives, const ModelFollower& follower,
-                 PoolLink& link, Metrics& metrics, HivePage& page, const ServiceOptions& options)
+                 const PoolLink& link, Metrics& metrics, HivePage& page,
+                 const ServiceOptions& options)
     : loop_(loop),
       hives_(hives),
       follower_(follower),
@@ -233,9 +234,11 @@ bool Service::refuses_salt(const std::shared_ptr<Exchange>& exchange,
 void Service::health(const std::shared_ptr<Exchange>& exchange) {
   hives_.look_for_daemon([this, exchange](const Result<void>& serves) {
     if (serves && !follower_.model()) return exchange->answer(to_answer(follower_.trouble()));
-    const std::string waits = link_.no_engine_takes_requests();
-    if (serves && !waits.empty()) return exchange->answer(to_answer({503, waits}));
-    if (serves) return exchange->answer({200, "", "", {}});
+    if (serves) {
+      const std::string waits = link_.no_engine_takes_requests();
+      return exchange->answer(waits.empty() ? HttpAnswer{200, "", "", {}}
+                                            : to_answer({503, waits}));
+    }
     ApiError error = api_error(serves.error());
     error.status = 503;  // also if it refuses this service: who balances loads looks for that
     exchange->answer(to_answer(error));
@@ -448,9 +451,8 @@ void Service::on_tokenize(const std::shared_ptr<Exchange>& exchange, const Servi
       fields.boolean("add_special_tokens", !is_chat) ? AddSpecial::yes : AddSpecial::no;
   const bool with_texts = fields.boolean("return_token_strs", false);
   std::string prompt = is_chat ? "" : fields.text("prompt", "");
-  for (const char* name : {"model", "tools", "add_generation_prompt", "continue_final_message",
-                           "chat_template_kwargs", "documents", "reasoning_effort"})
-    fields.know(name);
+  know_template_fields(fields);
+  for (const char* name : {"model", "tools"}) fields.know(name);
   if (fields.error()) return exchange->answer(to_answer(*fields.error()));
   unknown_fields_.add(fields.unknown());
   const std::string source = is_chat ? "messages" : "prompt";

@@ -38,7 +38,7 @@ struct ServiceOptions {
 class Service {
  public:
   Service(boost::asio::io_context& loop, Hives& hives, const ModelFollower& follower,
-          PoolLink& link, Metrics& metrics, HivePage& page, const ServiceOptions& options);
+          const PoolLink& link, Metrics& metrics, HivePage& page, const ServiceOptions& options);
   ~Service();
 
   /// Another model is served from now on. Requests that were made for the one before are refused
@@ -117,7 +117,7 @@ class Service {
   Hives& hives_;
   const ModelFollower& follower_;
   ServingPtr serving_;
-  PoolLink& link_;
+  const PoolLink& link_;
   Metrics& metrics_;
   HivePage& page_;
   ApiKeys api_keys_;

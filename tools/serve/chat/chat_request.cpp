@@ -61,6 +61,12 @@ void check_messages(Fields& fields) {
                 "is not taken from requests; the operator gives one with --chat-template");
 }
 
+void know_template_fields(Fields& fields) {
+  for (const char* name : {"add_generation_prompt", "continue_final_message",
+                           "chat_template_kwargs", "documents", "reasoning_effort"})
+    fields.know(name);
+}
+
 tl::expected<ChatRequest, ApiError> parse_chat(const Json& body, const ServedModel& model) {
   Fields fields(body);
   ChatRequest request;
@@ -85,10 +91,7 @@ tl::expected<ChatRequest, ApiError> parse_chat(const Json& body, const ServedMod
     fields.fail("continue_final_message",
                 "is true, and so is add_generation_prompt; a message is continued, or another one "
                 "begun: leave one out");
-  // The template's child reads these.
-  for (const char* name : {"add_generation_prompt", "continue_final_message",
-                           "chat_template_kwargs", "documents", "reasoning_effort"})
-    fields.know(name);
+  know_template_fields(fields);
   if (fields.error()) return tl::unexpected(*fields.error());
   request.unknown_fields = fields.unknown();
   return request;

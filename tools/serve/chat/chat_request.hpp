@@ -23,4 +23,7 @@ struct ChatRequest : AnswerRequest {
 /// programs.
 void check_messages(Fields& fields);
 
+/// Fields that only the process that renders templates reads.
+void know_template_fields(Fields& fields);
+
 }  // namespace kvhive

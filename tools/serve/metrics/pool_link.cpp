@@ -57,8 +57,7 @@ void PoolLink::hurry() {
   if (!was_in_a_hurry) eventfd_write(wake_.get(), 1);
 }
 
-std::string PoolLink::no_engine_takes_requests() {
-  hurry();
+std::string PoolLink::no_engine_takes_requests() const {
   const Known now = known();
   if (now.status == nullptr) return {};
   std::string text;

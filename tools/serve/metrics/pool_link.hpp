@@ -56,7 +56,7 @@ class PoolLink {
   /// Why requests would wait now, as "no engine takes requests: engine 0 is stopped"; empty = an
   /// engine takes them, or may soon, or it is not known. Waits for nobody: what the keeper said may
   /// be seconds old, but whether a process is stopped is not.
-  std::string no_engine_takes_requests();
+  std::string no_engine_takes_requests() const;
   /// Somebody looks: for the next seconds the keeper is asked once a second.
   void hurry();
 

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "base/json_file.hpp"
 #include "tools/serve/hive/hive.hpp"
 
 namespace kvhive {
@@ -47,13 +48,7 @@ ApiError api_error(const ClientError& error) {
   return {status_of(error.code), error.text, {}, error.retry_after};
 }
 
-std::string shown_text(std::string_view text) {
-  constexpr std::size_t kMost = 60;
-  std::string shown(text.substr(0, kMost));
-  for (char& letter : shown)
-    if (letter < ' ' || letter > '~') letter = '?';
-  return shown + (text.size() > kMost ? "..." : "");
-}
+std::string shown_text(std::string_view text) { return printable(text, 60); }
 
 ApiError another_model() {
   return {503,

@@ -77,19 +77,22 @@ std::int64_t Fields::integer(const std::string& name, std::int64_t fallback, std
 }
 
 double Fields::number(const std::string& name, double fallback, double least, double most) {
-  if (!has(name)) return fallback;
-  const Json& value = at(name);
-  if (value.is_number() && value >= least && value <= most) return value.get<double>();
-  fail(name, fmt::format("is {}; use a number, {}..{}", shown_value(value), least, most));
-  return fallback;
+  return number_if(name, fallback, fmt::format(", {}..{}", least, most),
+                   [&](const Json& value) { return value >= least && value <= most; });
 }
 
 double Fields::number_above(const std::string& name, double fallback, double bound, double most) {
+  return number_if(name, fallback, fmt::format(" above {}, at most {}", bound, most),
+                   [&](const Json& value) { return value > bound && value <= most; });
+}
+
+/// \param wanted  which numbers fit, for the error text
+double Fields::number_if(const std::string& name, double fallback, const std::string& wanted,
+                         const std::function<bool(const Json&)>& fits) {
   if (!has(name)) return fallback;
   const Json& value = at(name);
-  if (value.is_number() && value > bound && value <= most) return value.get<double>();
-  fail(name,
-       fmt::format("is {}; use a number above {}, at most {}", shown_value(value), bound, most));
+  if (value.is_number() && fits(value)) return value.get<double>();
+  fail(name, fmt::format("is {}; use a number{}", shown_value(value), wanted));
   return fallback;
 }
 

@@ -3,6 +3,7 @@
 // allowed, and the rest is read as if it were absent.
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -55,6 +56,9 @@ class Fields {
   const std::optional<ApiError>& error() const { return error_; }
 
  private:
+  double number_if(const std::string& name, double fallback, const std::string& wanted,
+                   const std::function<bool(const nlohmann::json&)>& fits);
+
   const nlohmann::json& object_;
   std::set<std::string> known_;  ///< all that were asked for
   Unknown within_;

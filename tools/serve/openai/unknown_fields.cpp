@@ -1,16 +1,11 @@
 #include "tools/serve/openai/unknown_fields.hpp"
 
+#include "base/json_file.hpp"
 #include "base/log.hpp"
 
 namespace kvhive {
 
-std::string UnknownFields::shown(const std::string& name) {
-  std::string text = name.substr(0, kMostBytes);
-  for (char& letter : text)
-    if (letter < ' ' || letter > '~') letter = '?';
-  if (name.size() > kMostBytes) text += "...";
-  return text;
-}
+std::string UnknownFields::shown(const std::string& name) { return printable(name, kMostBytes); }
 
 void UnknownFields::add(const Fields::Unknown& fields) {
   count_ += fields.count;
