@@ -103,6 +103,8 @@ void BlockManagerState::finish_step(const StepDone& done) {
   }
   // Behind what was known when the step began, as in vLLM: of equal blocks the first is found.
   append(done.sampled);
+  for (const PromptScores& scores : done.scored)
+    sequences_.at(scores.seq).scored += static_cast<std::uint32_t>(scores.tokens.size());
   for (const SeqId seq : in_flight_) keep_right_drafts(sequences_.at(seq));
   in_flight_.clear();
   // The host copies of a swapped-out sequence are published, so that all engines can find them.
@@ -196,6 +198,9 @@ void BlockManagerState::apply_request(const StepRequest& request) {
                       .sink = added.sink};
     sequence.is_counted = added.is_counted;
     sequence.computed_before = added.computed_before;
+    sequence.reads_cache = added.reads_cache;
+    sequence.to_score = added.scored_tokens;
+    sequence.prompt_logprobs = added.prompt_logprobs;
     sequence.names.extend(hasher_, sequence.tokens);
     sequences_.emplace(added.seq, std::move(sequence));
   }
@@ -574,7 +579,9 @@ void BlockManagerState::cancel(const Start& start) {
 /// computes.
 bool BlockManagerState::waits_for_other(const Round& round, Sequence& sequence,
                                         const Start& start) {
-  if (!config_.single_flight || !config_.prefix_caching || start.is_own_copy) return false;
+  if (!config_.single_flight || !config_.prefix_caching || start.is_own_copy ||
+      !sequence.reads_cache)
+    return false;
   if (start.found.hit >= most_found(sequence)) return false;
   // Who computes a block of this step has claimed what is behind the published ones.
   const auto& first = start.found.groups[0].device;
@@ -687,7 +694,8 @@ void BlockManagerState::count_origins(const SequenceStart& found) {
 /// sequence that is swapped out goes on from its copies, if the device tier has less.
 BlockManagerState::Start BlockManagerState::start_of(const Sequence& sequence,
                                                      const StepBlocks& filled) {
-  const std::size_t most = config_.prefix_caching ? most_found(sequence) : 0;
+  const std::size_t most =
+      config_.prefix_caching && sequence.reads_cache ? most_found(sequence) : 0;
   const bool may_promote =
       !sequence.is_swapped_out && pool_.capacity(Tier::host) != 0 && copy_policy_.promotion_pays();
   Start start{.found = find_start(pool_, content_of(sequence), most, may_promote, filled),
@@ -730,9 +738,22 @@ void BlockManagerState::schedule(Round& round, SeqId seq, Sequence& sequence,
   work.sampling = sequence.sampling;
   work.logprobs = sequence.logprobs;
   work.adapter = sequence.adapter;
+  score(sequence, work);
   round.plan.work.push_back(std::move(work));
   round.budget -= tokens;
   sequence.in_flight = tokens;
+}
+
+/// What the step's tokens say of the prompt's tokens that have not been scored yet.
+void BlockManagerState::score(const Sequence& sequence, ScheduledSequence& work) {
+  const std::size_t first = std::max(work.start + 1, sequence.scored);
+  const std::size_t end =
+      std::min<std::size_t>(work.start + work.tokens.size() + 1, sequence.to_score);
+  if (first >= end) return;
+  work.scored.assign(sequence.tokens.begin() + std::ptrdiff_t(first),
+                     sequence.tokens.begin() + std::ptrdiff_t(end));
+  work.first_scored_row = static_cast<std::uint32_t>(first - 1 - work.start);
+  work.prompt_logprobs = sequence.prompt_logprobs;
 }
 
 std::uint32_t BlockManagerState::index_of(BlockId block) const {

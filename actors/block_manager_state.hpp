@@ -100,6 +100,11 @@ class BlockManagerState {
     std::uint32_t computed_before = 0;
     SingleFlight::Ticket flight{};
     std::shared_ptr<OutputSink> sink;
+    bool reads_cache = true;
+    /// Of its first tokens, so many are to be scored, and so many have been. The very first has
+    /// nothing to be scored by.
+    std::uint32_t to_score = 0, scored = 1;
+    std::uint32_t prompt_logprobs = 0;
   };
   /// The part of a waiting sequence that need not be computed when it is admitted.
   struct Start {
@@ -118,6 +123,7 @@ class BlockManagerState {
                                                         DomainId domain);
   void demote(Round& round);
   void append(std::span<const SampledToken> sampled);
+  static void score(const Sequence& sequence, ScheduledSequence& work);
   void keep_right_drafts(Sequence& sequence);
   void publish(const Sequence& sequence, Prefix& published, std::span<const BlockId> table);
   Prefix publish_run(const Sequence& sequence, const Prefix& from, std::span<const BlockId> blocks);

@@ -54,6 +54,8 @@ struct Submission {
   /// Of the request's cache salt and adapter (hashing/cache_salt.hpp).
   ExtraKey salt{};
   std::int32_t adapter = -1;  ///< the model's (Transformer::add_adapter), -1 = none
+  /// The longest prompt for whose scores the client has made room.
+  std::size_t most_scored = ~std::size_t{0};
 };
 struct SubmitBatch {
   std::vector<Submission> submissions;
@@ -90,6 +92,11 @@ struct NewSequence {
   std::int32_t adapter = -1;
   /// Of `tokens`, so many had been computed by an engine that died.
   std::uint32_t computed_before = 0;
+  /// If its prompt is to be scored (GenerationParams::prompt_logprobs): the prompt's tokens, which
+  /// `tokens` begins with, and the K.
+  std::uint32_t scored_tokens = 0;
+  std::uint32_t prompt_logprobs = 0;
+  bool reads_cache = true;  ///< else the whole sequence is computed, after a preemption, too
 };
 
 /// Guesses at the tokens that follow a sequence's newest one
@@ -130,6 +137,11 @@ struct ScheduledSequence {
   std::uint32_t logprobs = 0;
   std::int32_t adapter = -1;  ///< with which it is computed, -1 = none
   std::uint32_t drafts = 0;   ///< so many of the last tokens are guesses (actors/speculation)
+  /// Tokens of the prompt to score: the model says in its rows first_scored_row, ... how likely
+  /// they are. Each follows its row's token.
+  std::vector<TokenId> scored{};
+  std::uint32_t first_scored_row = 0;
+  std::uint32_t prompt_logprobs = 0;
 };
 
 struct Admission {
@@ -202,14 +214,28 @@ struct SampledToken {
   GeneratedToken token;
 };
 
+/// How likely the tokens of a prompt are, from its place `first` on.
+struct PromptScores {
+  SeqId seq;
+  std::uint32_t first = 0;
+  std::vector<PromptToken> tokens;
+};
+
+/// What a step's computation gives.
+struct StepResults {
+  /// Of a sequence with drafts perhaps several, in their order.
+  std::vector<SampledToken> sampled;
+  std::vector<PromptScores> scored{};
+};
+
 /// executor -> block manager -> scheduler: the step is done, also on the device.
 struct StepDone {
   std::uint64_t step = 0;
   StepOutcome outcome;
-  /// Of a sequence with drafts perhaps several, in their order. The block manager appends them to
-  /// its sequences, the scheduler to its requests.
+  /// The block manager appends the tokens to its sequences, the scheduler to its requests.
   std::vector<SampledToken> sampled;
   StepTimes times;
+  std::vector<PromptScores> scored{};
 };
 
 }  // namespace kvhive

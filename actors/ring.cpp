@@ -46,7 +46,9 @@ class ExecutorActor : public PlanHandle::base {
     return {[this](StepPlan& plan) -> caf::result<StepDone> {
       StepDone answer{plan.step, {}, {}, plan.times};
       const StopWatch watch;
-      answer.sampled = value_or_end(runner_->run(plan), name());
+      StepResults results = value_or_end(runner_->run(plan), name());
+      answer.sampled = std::move(results.sampled);
+      answer.scored = std::move(results.scored);
       answer.times.computing = watch.seconds();
       answer.outcome = std::move(plan.outcome);
       return answer;

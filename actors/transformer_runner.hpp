@@ -17,9 +17,11 @@ class TransformerRunner : public StepRunner {
         layout_(layout),
         groups_(groups_of(model_.config(), layout).groups.count) {}
 
-  [[nodiscard]] Expected<std::vector<SampledToken>> run(const StepPlan& plan) override;
+  [[nodiscard]] Expected<StepResults> run(const StepPlan& plan) override;
 
  private:
+  PromptScores score(const ScheduledSequence& work, std::int32_t first_row);
+
   Transformer model_;
   std::byte* arena_;
   KvLayout layout_;

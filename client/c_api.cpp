@@ -13,6 +13,7 @@ struct kvhive_client {
   // What the last kvhive_read() handed out.
   kvhive::Progress progress;
   std::vector<kvhive_token> tokens;
+  std::vector<kvhive_prompt_token> prompt;
   std::vector<kvhive_token_logprob> top;
 };
 
@@ -91,6 +92,7 @@ kvhive::GenerateRequest generate_request(const kvhive_request& request) {
   out.min_p = request.min_p;
   out.top_k = request.top_k;
   out.logprobs = request.logprobs;
+  if (request.scores_prompt != 0) out.prompt_logprobs = request.prompt_logprobs;
   out.ignore_eos = request.ignore_eos != 0;
   out.priority = request.priority;
   if (request.cache_salt != nullptr) out.cache_salt = request.cache_salt;
@@ -102,13 +104,22 @@ kvhive::GenerateRequest generate_request(const kvhive_request& request) {
 /// tokens point into it.
 void lay_out_tokens(kvhive_client& client) {
   client.tokens.clear();
+  client.prompt.clear();
   client.top.clear();
-  for (const kvhive::OutputToken& token : client.progress.tokens)
-    for (const kvhive::TokenLogprob& entry : token.top)
-      client.top.push_back({entry.token, entry.logprob});
+  const auto add_top = [&client](const auto& tokens) {
+    for (const auto& token : tokens)
+      for (const kvhive::TokenLogprob& entry : token.top)
+        client.top.push_back({entry.token, entry.logprob});
+  };
+  add_top(client.progress.tokens);
+  add_top(client.progress.prompt);
   const kvhive_token_logprob* top = client.top.data();
   for (const kvhive::OutputToken& token : client.progress.tokens) {
     client.tokens.push_back({token.token, token.logprob, top, token.top.size()});
+    top += token.top.size();
+  }
+  for (const kvhive::PromptLogprob& token : client.progress.prompt) {
+    client.prompt.push_back({token.token, token.logprob, top, token.top.size(), token.rank});
     top += token.top.size();
   }
 }
@@ -128,6 +139,8 @@ kvhive_progress c_progress(const kvhive_client& client) {
   out.prompt_tokens = news.prompt_tokens;
   out.cached_tokens = news.cached_tokens;
   out.preemptions = news.preemptions;
+  out.prompt = client.prompt.data();
+  out.prompt_count = client.prompt.size();
   out.retry_after_ms = static_cast<std::uint32_t>(news.error.retry_after.count());
   return out;
 }
@@ -157,7 +170,7 @@ int32_t kvhive_connect(const kvhive_options* options, kvhive_client** client) {
           "KVHIVE_ANY_ENGINE");
     auto connected = kvhive::Client::connect(client_options(wanted));
     if (!connected) return fail(connected.error());
-    *client = new kvhive_client{std::move(*connected), {}, {}, {}};
+    *client = new kvhive_client{std::move(*connected), {}, {}, {}, {}};
     return KVHIVE_OK;
   });
 }

@@ -55,6 +55,7 @@ ChannelRequest channel_request(const GenerateRequest& request) {
                          request.seed.value_or(0)};
   out.params.has_seed = request.seed.has_value();
   out.params.logprobs = request.logprobs;
+  out.params.prompt_logprobs = request.prompt_logprobs;
   out.params.ignore_eos = request.ignore_eos;
   out.params.priority = request.priority;
   out.params.stop = request.stop;
@@ -65,9 +66,10 @@ ChannelRequest channel_request(const GenerateRequest& request) {
   return out;
 }
 
-OutputToken public_token(const GeneratedToken& token) {
-  OutputToken out{token.token, token.logprob, {}};
-  for (const Sampled& entry : token.top) out.top.push_back({entry.token, entry.logprob});
+std::vector<TokenLogprob> public_top(const std::vector<Sampled>& top) {
+  std::vector<TokenLogprob> out;
+  out.reserve(top.size());
+  for (const Sampled& entry : top) out.push_back({entry.token, entry.logprob});
   return out;
 }
 
@@ -75,7 +77,10 @@ Progress public_progress(RequestId request, ChannelProgress&& news) {
   Progress progress;
   progress.request = request;
   progress.tokens.reserve(news.tokens.size());
-  for (const GeneratedToken& token : news.tokens) progress.tokens.push_back(public_token(token));
+  for (const GeneratedToken& token : news.tokens)
+    progress.tokens.push_back({token.token, token.logprob, public_top(token.top)});
+  for (const PromptToken& token : news.prompt)
+    progress.prompt.push_back({token.token, token.logprob, token.rank, public_top(token.top)});
   progress.text = std::move(news.text);
   progress.prompt_tokens = news.stats.prompt_tokens;
   progress.cached_tokens = news.stats.cached_tokens;
@@ -205,9 +210,11 @@ Result<Progress> Client::generate(const GenerateRequest& request,
     if (on_progress) on_progress(*news);
     whole.tokens.insert(whole.tokens.end(), news->tokens.begin(), news->tokens.end());
     whole.text += news->text;
+    if (!news->prompt.empty()) whole.prompt = std::move(news->prompt);
     if (news->reason == Finish::none) continue;
     news->tokens = std::move(whole.tokens);
     news->text = std::move(whole.text);
+    news->prompt = std::move(whole.prompt);
     return std::move(*news);
   }
 }

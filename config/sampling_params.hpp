@@ -23,6 +23,8 @@ struct SamplingParams {
 struct Sampled {
   TokenId token = 0;
   float logprob = 0;  ///< log-softmax of the raw logits, before temperature, as vLLM reports it
+
+  friend bool operator==(const Sampled&, const Sampled&) = default;
 };
 
 }  // namespace kvhive

@@ -160,7 +160,7 @@ struct Transformer::State {
   void run_dense(const ForwardBatch& batch, const LayerWeights& layer);
   void run_sparse(const LayerWeights& layer);
   void run_shared(const LayerWeights& layer);
-  void project(const ForwardBatch& batch, std::span<float> logits);
+  void project(std::span<const std::int32_t> wanted, std::span<float> logits);
 };
 
 void Transformer::State::embed(const ForwardBatch& batch) {
@@ -332,10 +332,11 @@ void Transformer::State::run_shared(const LayerWeights& layer) {
   add_in_place(rows.mixed, rows.shared);
 }
 
-void Transformer::State::project(const ForwardBatch& batch, std::span<float> logits) {
+void Transformer::State::project(std::span<const std::int32_t> wanted, std::span<float> logits) {
   const std::size_t width = config.hidden_size;
-  for (std::size_t i = 0; i < batch.logit_rows.size(); ++i) {
-    const auto row = std::span(rows.hidden).subspan(batch.logit_rows[i] * width, width);
+  rows.wanted.resize(wanted.size() * width);
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    const auto row = std::span(rows.hidden).subspan(wanted[i] * width, width);
     rms_norm(row, weights.final_norm, config.rms_norm_eps,
              std::span(rows.wanted).subspan(i * width, width));
   }
@@ -410,7 +411,16 @@ void Transformer::forward(const ForwardBatch& batch, std::byte* kv_base, const K
                    state.config.window_of(layer));
     state.feed_forward(batch, weights);
   }
-  state.project(batch, logits);
+  state.project(batch.logit_rows, logits);
+}
+
+void Transformer::further_logits(std::span<const std::int32_t> rows, std::span<float> logits) {
+  auto& state = *state_;
+  const std::size_t tokens = state.rows.hidden.size() / state.config.hidden_size;
+  KV_CHECK(logits.size() == rows.size() * state.config.vocab_size, logits.size(), rows.size());
+  for (const std::int32_t row : rows)
+    KV_CHECK(row >= 0 && static_cast<std::size_t>(row) < tokens, row, tokens);
+  state.project(rows, logits);
 }
 
 }  // namespace kvhive

@@ -58,6 +58,12 @@ class Transformer {
   void forward(const ForwardBatch& batch, std::byte* kv_base, const KvLayout& layout,
                std::span<float> logits);
 
+  /// Logits of further tokens of the last forward(): with those of all tokens at once, a long
+  /// prompt would take a gigabyte.
+  /// \param rows    rows of that batch
+  /// \param logits  [rows.size(), vocab], overwritten
+  void further_logits(std::span<const std::int32_t> rows, std::span<float> logits);
+
  private:
   struct State;
 

@@ -38,7 +38,7 @@ Expected<void> GpuRunner::queue_copies(const StepPlan& plan) const {
                model_.stream().handle());
 }
 
-Expected<std::vector<SampledToken>> GpuRunner::run(const StepPlan& plan) {
+Expected<StepResults> GpuRunner::run(const StepPlan& plan) {
   if (auto queued = queue_copies(plan); !queued) return forward_error(queued);
   Expected<std::vector<SampledToken>> sampled;
   if (plan.work.empty()) {
@@ -46,9 +46,9 @@ Expected<std::vector<SampledToken>> GpuRunner::run(const StepPlan& plan) {
   } else {
     sampled = compute(plan);
   }
-  if (!sampled) return sampled;
+  if (!sampled) return forward_error(sampled);
   if (auto swapped = swapper_.finish(plan); !swapped) return forward_error(swapped);
-  return sampled;
+  return StepResults{std::move(*sampled)};
 }
 
 Expected<std::vector<SampledToken>> GpuRunner::compute(const StepPlan& plan) {

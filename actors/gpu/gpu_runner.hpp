@@ -23,7 +23,7 @@ class GpuRunner final : public StepRunner {
         layout_(layout),
         groups_(groups_of(model_.config(), layout).groups.count) {}
 
-  [[nodiscard]] Expected<std::vector<SampledToken>> run(const StepPlan& plan) override;
+  [[nodiscard]] Expected<StepResults> run(const StepPlan& plan) override;
 
  private:
   bool swaps_in_by_layers(const StepPlan& plan) const;

@@ -1,6 +1,7 @@
 #include "actors/scheduler/scheduler_state.hpp"
 
 #include <algorithm>
+#include <array>
 #include <tuple>
 
 #include "base/check.hpp"
@@ -92,6 +93,11 @@ Expected<void> SchedulerState::check(const Submission& submission) const {
         return failure(Errc::bad_argument, "token id " + std::to_string(token) +
                                                " is not in the model's vocabulary of " +
                                                std::to_string(config_.vocab_size));
+  if (length > submission.most_scored)
+    return failure(Errc::bad_argument, "the prompt has " + std::to_string(length) +
+                                           " tokens, and its log-probabilities have room for " +
+                                           std::to_string(submission.most_scored) +
+                                           "; give it as tokens");
   return check_queue(submission);
 }
 
@@ -208,8 +214,14 @@ std::optional<StepRequest> SchedulerState::next_step() {
                           request.domain, request.is_admitted, request.sink, request.salt,
                           request.adapter});
     // It had computed all but its newest token. Of a prompt without a token nobody knows how much.
+    NewSequence& added = step.added.back();
     if (request.generated() != 0)
-      step.added.back().computed_before = static_cast<std::uint32_t>(request.tokens.size()) - 1;
+      added.computed_before = static_cast<std::uint32_t>(request.tokens.size()) - 1;
+    if (!request.params.prompt_logprobs) continue;
+    added.reads_cache = false;
+    added.prompt_logprobs = *request.params.prompt_logprobs;
+    // Whoever generated a token had scored the prompt before.
+    added.scored_tokens = request.generated() == 0 ? request.prompt_tokens : 0;
   }
   step_is_out_ = true;
   step_began_ = meter_.now();
@@ -283,6 +295,9 @@ void SchedulerState::complete(const StepDone& done) {
   waiting_.set_at_maximum(done.outcome.at_maximum);
   for (const Rejection& rejection : done.outcome.rejected)
     finish(rejection.seq, FinishReason::error, rejection.error);
+  for (const PromptScores& scores : done.scored)
+    if (const auto scored = requests_.find(scores.seq); scored != requests_.end())
+      scored->second.sink->prompt(scores.first, scores.tokens);
   for (const SampledToken& sampled : done.sampled) take(sampled, now);
   if (config_.lookup.drafts != 0) learn_from_guesses(done);
   drop_unwanted();
@@ -320,6 +335,8 @@ void SchedulerState::admit(const Admission& admission) {
   running_.push_back(admission.seq);
   admitted_tokens_ += tokens;
   waiting_.serve(request.domain, tokens - std::min<std::size_t>(admission.cached_tokens, tokens));
+  if (request.params.prompt_logprobs && request.generated() == 0)
+    request.sink->prompt(0, std::array{PromptToken{request.tokens.front(), 0, 0, {}}});
   if (std::exchange(request.is_admitted, true)) return;
   request.stats.cached_tokens = std::min(admission.cached_tokens, request.prompt_tokens);
   request.times.admitted = step_began_;

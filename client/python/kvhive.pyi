@@ -22,11 +22,20 @@ class Token:
     logprob: float
     top: list[TokenLogprob]
 
+class PromptToken:
+    """A token of a scored prompt."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: list[TokenLogprob]
+
 class Progress:
     """What is new about a request."""
 
     text: str
     tokens: list[Token]
+    prompt: list[PromptToken]
     prompt_tokens: int
     cached_tokens: int
     preemptions: int
@@ -52,6 +61,7 @@ class Client:
         channel_bytes: int = 0,
         connect_timeout: float = 10.0,
         domain: Optional[str] = None,
+        model: Optional[str] = None,
     ) -> None: ...
     def generate(
         self,
@@ -70,6 +80,7 @@ class Client:
         stop_token_ids: Sequence[int] = (),
         cache_salt: Optional[str] = None,
         adapter: Optional[str] = None,
+        prompt_logprobs: Optional[int] = None,
     ) -> Stream: ...
     @property
     def serving_engine(self) -> Optional[int]: ...

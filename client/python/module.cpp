@@ -79,6 +79,7 @@ class Stream {
   void append(kvhive::Progress news) {
     whole_.tokens.insert(whole_.tokens.end(), news.tokens.begin(), news.tokens.end());
     whole_.text += news.text;
+    if (!whole_.prompt.empty()) news.prompt = std::move(whole_.prompt);
     news.tokens = std::move(whole_.tokens);
     news.text = std::move(whole_.text);
     whole_ = std::move(news);
@@ -133,7 +134,8 @@ Stream generate(PythonClient& client, Prompt prompt, std::uint32_t max_tokens, f
                 std::uint32_t logprobs, bool ignore_eos, std::int32_t priority,
                 std::vector<std::string> stop, std::vector<kvhive::TokenId> stop_token_ids,
                 const std::optional<std::string>& cache_salt,
-                const std::optional<std::string>& adapter) {
+                const std::optional<std::string>& adapter,
+                std::optional<std::uint32_t> prompt_logprobs) {
   kvhive::GenerateRequest request;
   if (auto* text = std::get_if<std::string>(&prompt)) request.prompt = std::move(*text);
   if (auto* tokens = std::get_if<1>(&prompt)) request.prompt_tokens = std::move(*tokens);
@@ -150,6 +152,7 @@ Stream generate(PythonClient& client, Prompt prompt, std::uint32_t max_tokens, f
   request.stop_token_ids = std::move(stop_token_ids);
   request.cache_salt = cache_salt.value_or("");
   request.adapter = adapter.value_or("");
+  request.prompt_logprobs = prompt_logprobs;
   return client.generate(request);
 }
 
@@ -173,9 +176,18 @@ void define_values(py::module_& m) {
       .def_readonly("token", &kvhive::OutputToken::token)
       .def_readonly("logprob", &kvhive::OutputToken::logprob)
       .def_readonly("top", &kvhive::OutputToken::top, "The likeliest tokens of this position.");
+  py::class_<kvhive::PromptLogprob>(m, "PromptToken", "A token of a scored prompt.")
+      .def_readonly("token", &kvhive::PromptLogprob::token)
+      .def_readonly("logprob", &kvhive::PromptLogprob::logprob)
+      .def_readonly("rank", &kvhive::PromptLogprob::rank,
+                    "Its place among all tokens, 1 = the likeliest; 0 = the first token, which has "
+                    "nothing before it.")
+      .def_readonly("top", &kvhive::PromptLogprob::top, "The likeliest tokens in its place.");
   py::class_<kvhive::Progress>(m, "Progress", "What is new about a request.")
       .def_property_readonly("text", &text_of)
       .def_readonly("tokens", &kvhive::Progress::tokens)
+      .def_readonly("prompt", &kvhive::Progress::prompt,
+                    "If it was to be scored: once, with the first token.")
       .def_readonly("prompt_tokens", &kvhive::Progress::prompt_tokens)
       .def_readonly("cached_tokens", &kvhive::Progress::cached_tokens,
                     "Tokens of the prompt that were found in the cache.")
@@ -218,9 +230,12 @@ void define_client(py::module_& m) {
            py::arg("stop") = std::vector<std::string>(),
            py::arg("stop_token_ids") = std::vector<kvhive::TokenId>(),
            py::arg("cache_salt") = py::none(), py::arg("adapter") = py::none(),
+           py::arg("prompt_logprobs") = py::none(),
            "Starts a request and returns its Stream. `prompt` is text or a list of token ids.\n"
            "Prompts with different cache_salts share no cached blocks; `adapter` names a LoRA "
-           "adapter.\n\n"
+           "adapter.\n"
+           "prompt_logprobs: score the prompt, with so many of the likeliest tokens in each place; "
+           "nothing of it is read from the cache then.\n\n"
            "The stream yields a Progress whenever there is something new, and every second while\n"
            "there is not. Other Python threads run while it waits.")
       .def_property_readonly(

@@ -26,7 +26,7 @@
 
 namespace kvhive {
 
-inline constexpr std::uint64_t kChannelMagic = 0x3963766968766bull;  // "kvhivc9"
+inline constexpr std::uint64_t kChannelMagic = 0x6163766968766bull;  // "kvhivca"
 inline constexpr std::uint32_t kChannelSlots = 256;
 inline constexpr std::uint32_t kMostStopStrings = 8;
 inline constexpr std::uint32_t kMostStopTokens = 16;
@@ -85,6 +85,11 @@ struct RequestBody {
   std::array<std::uint32_t, kMostStopStrings> stop_bytes;
   std::uint32_t salt_bytes;     ///< 0 = the request has no cache salt
   std::uint32_t adapter_bytes;  ///< 0 = the model alone
+  std::uint32_t prompt_logprobs;
+  /// Of the answers: a PromptRecord for each token of the prompt, each with room for
+  /// `prompt_logprobs` entries. Written whole before the answer's first token is. No bytes = the
+  /// prompt is not to be scored. A text may have as many tokens as this has room for.
+  ChannelRange prompt_log;
   std::array<std::array<char, kStopBytes>, kMostStopStrings> stop;
   std::array<char, kSaltBytes> salt;
   std::array<char, kAdapterBytes> adapter;
@@ -107,6 +112,15 @@ struct TopEntry {
 constexpr std::size_t record_bytes(std::uint32_t logprobs) {
   return sizeof(LogRecord) + logprobs * sizeof(TopEntry);
 }
+
+/// One token of the prompt (PromptToken). Entries follow it as they follow a LogRecord.
+struct PromptRecord {
+  TokenId token;
+  float logprob;
+  std::uint32_t rank;
+  std::uint32_t top_count;
+};
+static_assert(sizeof(PromptRecord) == sizeof(LogRecord));
 
 /// The answer to one request. Only the engine that `state` names writes the other fields. It stores
 /// `tokens` after it has written the newest record, and `state` after it has written all other

@@ -32,6 +32,15 @@ std::size_t log_bytes(const ChannelRequest& request) {
   return request.params.max_tokens * record_bytes(request.params.logprobs);
 }
 
+/// A text may have as many tokens as bytes, and those that the tokeniser adds.
+std::size_t prompt_log_bytes(const ChannelRequest& request) {
+  constexpr std::size_t kAdded = 16;
+  if (!request.params.prompt_logprobs) return 0;
+  const std::size_t tokens =
+      request.prompt_tokens.empty() ? request.prompt.size() + kAdded : request.prompt_tokens.size();
+  return tokens * record_bytes(*request.params.prompt_logprobs);
+}
+
 /// A seed for a request whose caller chose none. It is written into the slot like a chosen seed, so
 /// that an engine that takes the request over samples the same tokens.
 std::uint64_t random_seed() {
@@ -49,6 +58,9 @@ Expected<void> check(const ChannelRequest& request) {
   if (params.max_tokens == 0) return bad("max_tokens is 0; ask for at least 1");
   if (params.logprobs > kMostLogprobs)
     return bad("logprobs is " + std::to_string(params.logprobs) + "; at most " +
+               std::to_string(kMostLogprobs));
+  if (params.prompt_logprobs.value_or(0) > kMostLogprobs)
+    return bad("prompt_logprobs is " + std::to_string(*params.prompt_logprobs) + "; at most " +
                std::to_string(kMostLogprobs));
   if (params.stop.size() > kMostStopStrings)
     return bad(std::to_string(params.stop.size()) + " stop strings; at most " +
@@ -73,9 +85,10 @@ Expected<void> check(const ChannelRequest& request) {
 }  // namespace
 
 std::size_t least_channel_bytes(const ChannelRequest& request) {
-  constexpr std::size_t kRounding = 64;  // of three ranges
+  constexpr std::size_t kRounding = 64;  // of four ranges
   return kRounding + std::max(prompts_offset() + prompt_bytes(request),
-                              answers_offset() + log_bytes(request) + text_room(request));
+                              answers_offset() + log_bytes(request) + prompt_log_bytes(request) +
+                                  text_room(request));
 }
 
 Expected<ClientChannel> ClientChannel::open(UniqueFd requests, const UniqueFd& answers,
@@ -158,16 +171,20 @@ Expected<ClientChannel::Open> ClientChannel::reserve(const ChannelRequest& reque
   };
   Open open;
   open.logprobs = request.params.logprobs;
+  open.prompt_logprobs = request.params.prompt_logprobs.value_or(0);
   const Part parts[] = {{prompts_, open.prompt, prompt_bytes(request)},
                         {results_, open.log, log_bytes(request)},
+                        {results_, open.prompt_log, prompt_log_bytes(request)},
                         {results_, open.text, text_room(request)}};
   for (const Part& part : parts) {
+    if (part.bytes == 0) continue;
     const auto taken = part.heap.take(part.bytes);
     if (!taken) {
       give_back(open);
       return failure(Errc::pool_exhausted,
                      "the channel has no room for a request of " + format_bytes(parts[0].bytes) +
-                         " and an answer of " + format_bytes(parts[1].bytes + parts[2].bytes) +
+                         " and an answer of " +
+                         format_bytes(parts[1].bytes + parts[2].bytes + parts[3].bytes) +
                          "; connect with a larger channel (channel_bytes) or ask for fewer "
                          "max_tokens");
     }
@@ -183,7 +200,7 @@ Expected<ClientChannel::Open> ClientChannel::reserve(const ChannelRequest& reque
 
 void ClientChannel::give_back(const Open& open) {
   if (open.prompt.bytes != 0) prompts_.put(open.prompt);
-  for (const ChannelRange& range : {open.log, open.text})
+  for (const ChannelRange& range : {open.log, open.prompt_log, open.text})
     if (range.bytes != 0) results_.put(range);
 }
 
@@ -200,9 +217,11 @@ void ClientChannel::fill(std::uint32_t slot, const ChannelRequest& request, cons
   KV_KILL_POINT("submit.prompt_copied");
   body.prompt = open.prompt;
   body.log = open.log;
+  body.prompt_log = open.prompt_log;
   body.text = open.text;
   body.max_tokens = params.max_tokens;
   body.logprobs = params.logprobs;
+  body.prompt_logprobs = open.prompt_logprobs;
   body.ignore_eos = params.ignore_eos;
   body.priority = params.priority;
   body.temperature = params.sampling.temperature;
@@ -233,7 +252,10 @@ ChannelProgress ClientChannel::read(std::uint32_t slot) {
   const SlotState state = a.state.load(std::memory_order_acquire);
   if (!state.has_answer_to(open.number)) return progress;
   const bool is_finished = state.phase() == Phase::finished;
+  const bool has_token = open.tokens_read != 0;
   read_tokens(open, a.tokens.load(std::memory_order_acquire), progress);
+  if (!has_token && open.tokens_read != 0)
+    progress.prompt = read_prompt(open, a.prompt_tokens.load(std::memory_order_relaxed));
   if (is_finished) read_text(open, a.text_bytes, progress);
   progress.stats = {a.prompt_tokens.load(std::memory_order_relaxed),
                     a.cached_tokens.load(std::memory_order_relaxed),
@@ -257,20 +279,38 @@ ChannelProgress ClientChannel::read(std::uint32_t slot) {
 void ClientChannel::read_tokens(Open& open, std::uint32_t tokens, ChannelProgress& progress) const {
   std::uint32_t text_end = open.text_read;
   for (; open.tokens_read < tokens; ++open.tokens_read) {
-    const std::byte* place =
-        answers_.data() + open.log.offset + open.tokens_read * record_bytes(open.logprobs);
+    const std::size_t place = open.log.offset + open.tokens_read * record_bytes(open.logprobs);
     LogRecord record;
-    std::memcpy(&record, place, sizeof record);
-    GeneratedToken token{record.token, record.logprob, {}};
-    for (std::uint32_t i = 0; i < std::min(record.top_count, open.logprobs); ++i) {
-      TopEntry entry;
-      std::memcpy(&entry, place + sizeof record + i * sizeof entry, sizeof entry);
-      token.top.push_back({entry.token, entry.logprob});
-    }
-    progress.tokens.push_back(std::move(token));
+    std::memcpy(&record, answers_.data() + place, sizeof record);
+    progress.tokens.push_back(
+        {record.token, record.logprob,
+         read_top(place + sizeof record, std::min(record.top_count, open.logprobs))});
     text_end = record.text_end;
   }
   read_text(open, text_end, progress);
+}
+
+std::vector<PromptToken> ClientChannel::read_prompt(const Open& open, std::size_t tokens) const {
+  const std::size_t bytes = record_bytes(open.prompt_logprobs);
+  std::vector<PromptToken> prompt(std::min(tokens, open.prompt_log.bytes / bytes));
+  for (std::size_t i = 0; i < prompt.size(); ++i) {
+    const std::size_t place = open.prompt_log.offset + i * bytes;
+    PromptRecord record;
+    std::memcpy(&record, answers_.data() + place, sizeof record);
+    prompt[i] = {record.token, record.logprob, record.rank,
+                 read_top(place + sizeof record, std::min(record.top_count, open.prompt_logprobs))};
+  }
+  return prompt;
+}
+
+std::vector<Sampled> ClientChannel::read_top(std::size_t offset, std::uint32_t count) const {
+  std::vector<Sampled> top(count);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    TopEntry entry;
+    std::memcpy(&entry, answers_.data() + offset + i * sizeof entry, sizeof entry);
+    top[i] = {entry.token, entry.logprob};
+  }
+  return top;
 }
 
 void ClientChannel::read_text(Open& open, std::uint32_t end, ChannelProgress& progress) const {

@@ -27,7 +27,8 @@ struct ChannelRequest {
 /// What is new about a request since it was last read.
 struct ChannelProgress {
   std::vector<GeneratedToken> tokens;
-  std::string text;  ///< the text that `tokens` complete
+  std::string text;                 ///< the text that `tokens` complete
+  std::vector<PromptToken> prompt;  ///< if it was to be scored: once, with the first token
   RequestStats stats;
   std::uint32_t engine = kNoEngine;  ///< the engine that works on the request, or has finished it
   /// If it is not `none`, the request has ended: this progress is its last, and its slot is free
@@ -69,9 +70,10 @@ class ClientChannel {
  private:
   /// A request between submit() and the read() of its end.
   struct Open {
-    ChannelRange prompt, log, text;
+    ChannelRange prompt, log, prompt_log, text;
     std::uint32_t number = 0;
     std::uint32_t logprobs = 0;
+    std::uint32_t prompt_logprobs = 0;
     std::uint32_t tokens_read = 0;
     std::uint32_t text_read = 0;
   };
@@ -82,6 +84,8 @@ class ClientChannel {
   void give_back(const Open& open);
   void fill(std::uint32_t slot, const ChannelRequest& request, const Open& open);
   void read_tokens(Open& open, std::uint32_t tokens, ChannelProgress& progress) const;
+  std::vector<PromptToken> read_prompt(const Open& open, std::size_t tokens) const;
+  std::vector<Sampled> read_top(std::size_t offset, std::uint32_t count) const;
   void read_text(Open& open, std::uint32_t end, ChannelProgress& progress) const;
   bool is_served_by(EngineLife engine) const;
   RequestMark& mark(std::uint32_t slot) const;

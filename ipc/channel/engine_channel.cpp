@@ -95,6 +95,7 @@ GenerationParams params_of(const RequestBody& body) {
   params.sampling = {body.temperature, body.top_k, body.top_p, body.min_p, body.seed};
   params.has_seed = body.has_seed != 0;
   params.logprobs = body.logprobs;
+  if (body.prompt_log.bytes != 0) params.prompt_logprobs = body.prompt_logprobs;
   params.ignore_eos = body.ignore_eos != 0;
   params.priority = body.priority;
   for (std::uint32_t i = 0; i < body.stop_count; ++i)
@@ -419,6 +420,7 @@ Expected<TakenRequest> EngineChannel::take(const Found& found, const RequestBody
   request.params = params_of(body);
   request.prompt_kind = body.prompt_kind;
   request.log = body.log;
+  request.prompt_log = body.prompt_log;
   request.text_room = body.text;
   if (auto read = read_prompt(body, request); !read) return forward_error(read);
   read_journal(body, journaled, request);
@@ -519,6 +521,7 @@ Expected<void> EngineChannel::check_body(const RequestBody& body) const {
       body.log.bytes / record_bytes(body.logprobs) < body.max_tokens)
     return bad_request(
         "the request's token log lies outside the channel or is smaller than max_tokens");
+  if (auto valid = check_prompt_log(body); !valid) return valid;
   if (!contains(answers_offset(), answers_.size(), body.text, 1))
     return bad_request("the request's text buffer lies outside the channel");
   if (body.stop_count > kMostStopStrings || body.stop_token_count > kMostStopTokens)
@@ -536,6 +539,27 @@ Expected<void> EngineChannel::check_body(const RequestBody& body) const {
   const SamplingParams sampling{body.temperature, body.top_k, body.top_p, body.min_p, body.seed};
   if (auto valid = checked(sampling); !valid) return forward_error(valid);
   return {};
+}
+
+/// The tokens of a text are counted later (TakenRequest::most_scored()).
+Expected<void> EngineChannel::check_prompt_log(const RequestBody& body) const {
+  if (body.prompt_log.bytes == 0) return {};
+  if (body.prompt_logprobs > kMostLogprobs)
+    return bad_request("prompt_logprobs is " + std::to_string(body.prompt_logprobs) + "; at most " +
+                       std::to_string(kMostLogprobs));
+  const std::size_t tokens =
+      body.prompt_kind == PromptKind::tokens ? body.prompt.bytes / sizeof(TokenId) : 1;
+  if (!contains(answers_offset(), answers_.size(), body.prompt_log, alignof(PromptRecord)) ||
+      body.prompt_log.bytes / record_bytes(body.prompt_logprobs) < tokens)
+    return bad_request(
+        "the room for the prompt's log-probabilities lies outside the channel or is smaller than "
+        "the prompt");
+  return {};
+}
+
+std::size_t TakenRequest::most_scored() const {
+  return params.prompt_logprobs ? prompt_log.bytes / record_bytes(*params.prompt_logprobs)
+                                : ~std::size_t{0};
 }
 
 void EngineChannel::finish(AnswerSlot& slot, FinishReason reason, const Error& error,
@@ -573,8 +597,10 @@ class EngineChannel::Sink : public OutputSink {
         take_(request.take),
         slot_(channel_->answer(request.slot)),
         log_(request.log),
+        prompt_log_(request.prompt_log),
         text_(request.text_room),
         logprobs_(request.params.logprobs),
+        prompt_logprobs_(request.params.prompt_logprobs.value_or(0)),
         record_bytes_(record_bytes(logprobs_)),
         journaled_(request.journal.size()),
         state_(SlotState::of(request.number, Phase::waiting, channel_->self_.life)) {}
@@ -592,6 +618,20 @@ class EngineChannel::Sink : public OutputSink {
   void admitted(const RequestStats& stats) override {
     write_stats(stats);
     channel_->has_news_.store(true, std::memory_order_relaxed);
+  }
+
+  void prompt(std::size_t first, std::span<const PromptToken> tokens) override {
+    const std::size_t bytes = record_bytes(prompt_logprobs_);
+    for (std::size_t i = first; i < first + tokens.size(); ++i) {
+      if ((i + 1) * bytes > prompt_log_.bytes) return;
+      const PromptToken& token = tokens[i - first];
+      const auto top =
+          std::span(token.top).first(std::min<std::size_t>(token.top.size(), prompt_logprobs_));
+      const PromptRecord record{token.token, token.logprob, token.rank,
+                                static_cast<std::uint32_t>(top.size())};
+      write(prompt_log_.offset + i * bytes, record, top);
+    }
+    KV_KILL_POINT("prompt.scored");
   }
 
   void token(const GeneratedToken& token, std::string_view text) override {
@@ -639,14 +679,19 @@ class EngineChannel::Sink : public OutputSink {
   }
 
   void write_record(const GeneratedToken& token) {
-    std::byte* place = channel_->answers_.data() + log_.offset + (tokens_ - 1) * record_bytes_;
-    const auto top_count =
-        static_cast<std::uint32_t>(std::min<std::size_t>(token.top.size(), logprobs_));
-    const LogRecord record{token.token, token.logprob, text_end_, top_count};
+    const auto top = std::span(token.top).first(std::min<std::size_t>(token.top.size(), logprobs_));
+    const LogRecord record{token.token, token.logprob, text_end_,
+                           static_cast<std::uint32_t>(top.size())};
+    write(log_.offset + (tokens_ - 1) * record_bytes_, record, top);
+  }
+
+  template <class Record>
+  void write(std::size_t offset, const Record& record, std::span<const Sampled> top) {
+    std::byte* place = channel_->answers_.data() + offset;
     std::memcpy(place, &record, sizeof record);
     KV_KILL_POINT("token.recorded_in_part");
-    for (std::uint32_t i = 0; i < top_count; ++i) {
-      const TopEntry entry{token.top[i].token, token.top[i].logprob};
+    for (std::size_t i = 0; i < top.size(); ++i) {
+      const TopEntry entry{top[i].token, top[i].logprob};
       std::memcpy(place + sizeof record + i * sizeof entry, &entry, sizeof entry);
     }
   }
@@ -663,8 +708,8 @@ class EngineChannel::Sink : public OutputSink {
   std::shared_ptr<const HeldMemory> held_;
   const std::uint32_t index_, take_;
   AnswerSlot& slot_;
-  const ChannelRange log_, text_;
-  const std::uint32_t logprobs_;
+  const ChannelRange log_, prompt_log_, text_;
+  const std::uint32_t logprobs_, prompt_logprobs_;
   const std::size_t record_bytes_;
   const std::size_t journaled_;
   SlotState state_;  ///< as this engine has stored it last

@@ -71,12 +71,16 @@ struct TakenRequest {
   std::string text;              ///< the prompt, if its kind is text
   std::vector<TokenId> tokens;   ///< the prompt, if its kind is tokens
   ChannelRange log, text_room;   ///< where its answer goes
+  ChannelRange prompt_log;       ///< and where the prompt's scores go
   std::vector<TokenId> journal;  ///< what engines generated before they died
   /// If an engine that died had admitted the request: the statistics of its first admission, which
   /// stay the request's.
   std::optional<RequestStats> earlier_admission;
   RequestTimes times;  ///< as far as an engine has got with it
   std::shared_ptr<HeldMemory> held;
+
+  /// Of how many tokens the prompt may have for its scores to have room. Any, if it has none.
+  std::size_t most_scored() const;
   bool is_new = false;  ///< no engine had it before
 };
 
@@ -184,6 +188,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   [[nodiscard]] Expected<void> check(const Found& found, const RequestBody& body,
                                      const PromptLimits& limits) const;
   [[nodiscard]] Expected<void> check_body(const RequestBody& body) const;
+  [[nodiscard]] Expected<void> check_prompt_log(const RequestBody& body) const;
   [[nodiscard]] Expected<void> check_length(const RequestBody& body,
                                             const PromptLimits& limits) const;
   bool accept(const Found& found, const RequestBody& body);

@@ -3,6 +3,7 @@
 // share.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +19,9 @@ struct GenerationParams {
   SamplingParams sampling;  ///< greedy by default
   /// Report the K most likely tokens of each position, at most kMostLogprobs.
   std::uint32_t logprobs = 0;
+  /// Score the prompt: report the log-probability of each of its tokens and the K most likely ones
+  /// in its place. Such a request never reads the cache: what is cached has no logits.
+  std::optional<std::uint32_t> prompt_logprobs{};
   bool ignore_eos = false;    ///< go on generating after an end-of-sequence token
   std::int32_t priority = 0;  ///< lower numbers are served first, if the policy is `priority`
   /// Generation ends when the text contains one of these strings; the text is cut before it.
@@ -57,6 +61,17 @@ struct GeneratedToken {
   TokenId token = 0;
   float logprob = 0;
   std::vector<Sampled> top;  ///< most likely first; empty unless asked for
+};
+
+/// How likely a token of the prompt is behind those before it. The first has nothing before it:
+/// its logprob and rank are 0.
+struct PromptToken {
+  TokenId token = 0;
+  float logprob = 0;
+  std::uint32_t rank = 0;    ///< 1 = the most likely one; of equal ones, the lowest id comes first
+  std::vector<Sampled> top;  ///< most likely first
+
+  friend bool operator==(const PromptToken&, const PromptToken&) = default;
 };
 
 /// When things happened to a request: nanoseconds of the machine's monotonic clock; 0 = not yet.

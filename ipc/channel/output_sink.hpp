@@ -6,6 +6,7 @@
 // asks first. If the answer is no, the request is another engine's: the caller forgets it without a
 // further call. An engine that dies is blamed for the requests that it was working on.
 
+#include <span>
 #include <string_view>
 
 #include "ipc/channel/generation.hpp"
@@ -29,6 +30,8 @@ class OutputSink {
   virtual void note(const RequestTimes& times) = 0;
   /// The request was admitted for the first time.
   virtual void admitted(const RequestStats& stats) = 0;
+  /// Before the first token(), if the prompt is to be scored: its tokens from place `first` on.
+  virtual void prompt(std::size_t first, std::span<const PromptToken> tokens) = 0;
   /// One more token, and the text that is complete with it, which may be empty.
   virtual void token(const GeneratedToken& token, std::string_view text) = 0;
   /// The request has ended; this is the last call for it but flush(). False = it waited, and

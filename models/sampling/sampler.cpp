@@ -105,6 +105,18 @@ Sampled sample(std::span<const float> logits, const SamplingParams& params,
   return with_logprob(logits, largest, draw(candidates, random_share(params.seed, position)));
 }
 
+Sampled logprob_of(std::span<const float> logits, TokenId token, std::uint32_t& rank) {
+  const auto index = static_cast<std::size_t>(token);
+  KV_CHECK(token >= 0 && index < logits.size(), token, logits.size());
+  const float own = usable_logit(logits[index]);
+  rank = 1;
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    const float other = usable_logit(logits[i]);
+    rank += other > own || (other == own && i < index);
+  }
+  return with_logprob(logits, usable_logit(logits[index_of_largest(logits)]), index);
+}
+
 std::vector<Sampled> top_logprobs(std::span<const float> logits, int k) {
   KV_CHECK(!logits.empty() && k >= 0, logits.size(), k);
   const double total = log_total(logits, usable_logit(logits[index_of_largest(logits)]));

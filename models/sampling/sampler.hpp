@@ -19,6 +19,10 @@ namespace kvhive {
 ///                  seed has one random number
 Sampled sample(std::span<const float> logits, const SamplingParams& params, std::uint64_t position);
 
+/// How likely one token is.
+/// \param rank  its place among all: 1 = the most likely one; of equal ones, the lowest id first
+Sampled logprob_of(std::span<const float> logits, TokenId token, std::uint32_t& rank);
+
 /// The k most likely tokens, the most likely first; of equal ones, the lowest id first.
 std::vector<Sampled> top_logprobs(std::span<const float> logits, int k);
 

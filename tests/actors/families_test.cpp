@@ -118,6 +118,23 @@ class Family : public ::testing::TestWithParam<Member> {
     }
     ring.scheduler().flush();
   }
+  /// Scores each prompt and what was answered to it.
+  Answers score(PlainRing& ring, const Answers& answers) const {
+    const Answers scores = no_answers();
+    auto texts = prompts();
+    for (std::uint32_t i = 0; i < texts.size(); ++i) {
+      const std::vector<TokenId>& answer = answers.of[i]->tokens;
+      texts[i].insert(texts[i].end(), answer.begin(), answer.end());
+      ring.scheduler().submit({{1, i},
+                               texts[i],
+                               {},
+                               {.max_tokens = 1, .prompt_logprobs = 0, .ignore_eos = true},
+                               std::make_shared<RecordingSink>(scores.of[i])});
+    }
+    ring.scheduler().flush();
+    while (!ring.is_quiet()) EXPECT_TRUE(ring.advance().value_or(false) || ring.is_quiet());
+    return scores;
+  }
   Answers no_answers() const {
     Answers answers;
     for (std::size_t i = 0; i < prompts().size(); ++i)
@@ -207,6 +224,29 @@ TEST_P(Family, GuessingAheadGivesTheSameTokensInFewerSteps) {
         EXPECT_TRUE(fsck(memory).violations.empty());
       }
   }
+}
+
+/// Bit for bit, in chunks of any size, preempted and swapped.
+TEST_P(Family, AnAnswerIsAsLikelyInAScoredPromptAsWhenItWasGenerated) {
+  const PoolMemory plain = make_pool({300});
+  const auto generating = ring(plain, {.at_once = 1});
+  const Answers answers = no_answers();
+  submit(*generating, answers);
+  while (!generating->is_quiet()) (void)generating->advance();
+  for (const PreemptionMode mode : {PreemptionMode::recompute, PreemptionMode::swap})
+    for (const std::uint32_t chunk : {16u, 512u}) {
+      const PoolMemory memory = make_pool({26, 60});
+      const auto engine = ring(memory, {.preemption = mode, .step_tokens = chunk});
+      const Answers scores = score(*engine, answers);
+      for (std::size_t i = 0; i < answers.of.size(); ++i) {
+        const std::vector<float>& generated = answers.of[i]->logprobs;
+        const std::vector<PromptToken>& scored = scores.of[i]->prompt;
+        ASSERT_EQ(scored.size(), prompts()[i].size() + generated.size());
+        for (std::size_t t = 0; t < generated.size(); ++t)
+          ASSERT_EQ(scored[prompts()[i].size() + t].logprob, generated[t]) << i << " " << t;
+      }
+      EXPECT_EQ(counted(memory, "hit_blocks"), 0u);
+    }
 }
 
 TEST_P(Family, AnotherEngineGoesOnAfterADeath) {

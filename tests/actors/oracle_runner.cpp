@@ -19,7 +19,28 @@ std::uint64_t extend(std::uint64_t past, TokenId token, std::uint64_t position) 
 
 TokenId token_of(std::uint64_t past) { return static_cast<TokenId>(past % kOracleVocab); }
 
+/// Any numbers that depend on the token, on all before it, and on K.
+PromptToken score(TokenId token, std::uint64_t past, std::uint32_t likeliest) {
+  PromptToken score{token,
+                    -static_cast<float>((past + static_cast<std::uint64_t>(token)) % 97),
+                    static_cast<std::uint32_t>(past % kOracleVocab) + 1,
+                    {}};
+  for (std::uint32_t i = 0; i < likeliest; ++i)
+    score.top.push_back({token_of(past + i), -static_cast<float>(i)});
+  return score;
+}
+
 }  // namespace
+
+std::vector<PromptToken> oracle_scores(std::span<const TokenId> prompt, std::uint32_t likeliest) {
+  std::vector<PromptToken> scores = {{prompt.front(), 0, 0, {}}};
+  std::uint64_t past = kNoPast;
+  for (std::size_t i = 1; i < prompt.size(); ++i) {
+    past = extend(past, prompt[i - 1], i - 1);
+    scores.push_back(score(prompt[i], past, likeliest));
+  }
+  return scores;
+}
 
 TokenId oracle_next(std::span<const TokenId> sequence) {
   std::uint64_t past = kNoPast;
@@ -52,7 +73,7 @@ OracleRunner::TokenKv& OracleRunner::at(std::uint32_t block, std::size_t offset)
   return *reinterpret_cast<TokenKv*>(memory_.arena(Tier::device) + block * bytes + offset * stride);
 }
 
-Expected<std::vector<SampledToken>> OracleRunner::run(const StepPlan& plan) {
+Expected<StepResults> OracleRunner::run(const StepPlan& plan) {
   written_.clear();
   for (const ScheduledSequence& work : plan.work)
     for (std::size_t g = 0; g < memory_.geometry().models[0].groups.count; ++g)
@@ -62,7 +83,16 @@ Expected<std::vector<SampledToken>> OracleRunner::run(const StepPlan& plan) {
   std::vector<GeneratedToken> sampled;
   for (const SampledRow& row : rows)
     sampled.push_back({token_of(read_back(*row.work, row.position() - 1, row.position())), 0, {}});
-  return accepted(rows, std::move(sampled));
+  StepResults results{accepted(rows, std::move(sampled))};
+  for (const ScheduledSequence& work : plan.work) {
+    if (work.scored.empty()) continue;
+    const std::size_t first = work.start + work.first_scored_row + 1;
+    results.scored.push_back({work.seq, static_cast<std::uint32_t>(first), {}});
+    for (std::size_t i = 0; i < work.scored.size(); ++i)
+      results.scored.back().tokens.push_back(
+          score(work.scored[i], read_back(work, first + i - 1, first + i), work.prompt_logprobs));
+  }
+  return results;
 }
 
 std::span<const BlockId> OracleRunner::table_of(const ScheduledSequence& work,

@@ -29,12 +29,15 @@ struct OracleOutput {
 OracleOutput oracle_output(std::span<const TokenId> prompt, const GenerationParams& params,
                            std::uint32_t max_model_len);
 
+/// How the oracle scores a prompt.
+std::vector<PromptToken> oracle_scores(std::span<const TokenId> prompt, std::uint32_t likeliest);
+
 class OracleRunner : public StepRunner {
  public:
   /// \param slot  plans may only use blocks that this slot holds
   OracleRunner(const PoolMemory& memory, ProcessSlot slot) : memory_(memory), slot_(slot) {}
 
-  Expected<std::vector<SampledToken>> run(const StepPlan& plan) override;
+  Expected<StepResults> run(const StepPlan& plan) override;
 
  private:
   /// The bytes of one token in the arena.

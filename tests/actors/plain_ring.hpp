@@ -64,9 +64,10 @@ class PlainRing {
     }
     check_swaps(memory_, slot_, *plan_);
     if (auto moved = swapper_->move(*plan_); !moved) return forward_error(moved);
-    auto sampled = runner_->run(*plan_);
-    if (!sampled) return forward_error(sampled);
-    const StepDone done{plan_->step, plan_->outcome, std::move(*sampled)};
+    auto results = runner_->run(*plan_);
+    if (!results) return forward_error(results);
+    const StepDone done{
+        plan_->step, plan_->outcome, std::move(results->sampled), {}, std::move(results->scored)};
     plan_.reset();
     block_manager_.finish_step(done);
     scheduler_.complete(done);

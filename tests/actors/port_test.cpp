@@ -268,6 +268,24 @@ TEST_F(PortTest, AnAdapterArrivesAsItsNumberAndAnUnknownOneIsRefused) {
   EXPECT_EQ(numbers, (std::map<std::string, std::int32_t>{{"", -1}, {"poet", 0}, {"lawyer", 1}}));
 }
 
+/// A client that has made room for fewer tokens than its text turns out to have.
+TEST_F(PortTest, ScoresHaveRoomForWhatTheClientSaysAndOnlyCpusScore) {
+  ChannelRequest request;
+  request.prompt = "In the beginning";
+  request.params.prompt_logprobs = 2;
+  make_port();
+  ASSERT_TRUE(line(1).client.submit(request).has_value());
+  run_until([&] { return arrived().size() == 1; });
+  {
+    const std::lock_guard lock(sent_.mutex);
+    EXPECT_EQ(sent_.submissions.front().most_scored, request.prompt.size() + 16);
+  }
+  lines_.clear();
+  port_.emplace(loop_, scheduler_, tokenizer_, PortLimits{.self = self_, .scores_prompts = false});
+  const auto slot = line(2).client.submit(request);
+  run_until([&] { return read(line(2), *slot).reason == FinishReason::error; });
+}
+
 TEST_F(PortTest, AnEngineThatIsDrainedTakesNoMoreAndSaysWhenWhatItTookHasEnded) {
   make_port();
   for (int i = 0; i < 3; ++i) line(1).submit_text(200'000);

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <algorithm>
+
 #include "base/check.hpp"
 #include "ipc/channel/output_sink.hpp"
 
@@ -17,6 +19,8 @@ struct Recording {
   std::uint32_t admissions = 0;
   std::uint32_t flushes = 0;
   FinishReason reason = FinishReason::none;
+  std::vector<float> logprobs;  ///< of the tokens
+  std::vector<PromptToken> prompt;
   Error error;
   RequestStats stats;
   RequestTimes times;
@@ -42,9 +46,17 @@ class RecordingSink : public OutputSink {
     ++recording_->admissions;
     recording_->stats = stats;
   }
+  void prompt(std::size_t first, std::span<const PromptToken> tokens) override {
+    KV_CHECK(recording_->tokens.empty() && first <= recording_->prompt.size(), first);
+    recording_->prompt.resize(std::max(recording_->prompt.size(), first + tokens.size()));
+    std::ranges::copy(tokens, recording_->prompt.begin() + static_cast<std::ptrdiff_t>(first));
+  }
   void token(const GeneratedToken& token, std::string_view text) override {
     KV_CHECK(!recording_->is_finished());
-    if (++seen_ > journaled_) recording_->tokens.push_back(token.token);
+    if (++seen_ > journaled_) {
+      recording_->tokens.push_back(token.token);
+      recording_->logprobs.push_back(token.logprob);
+    }
     KV_CHECK(recording_->tokens.at(seen_ - 1) == token.token, seen_);
     recording_->text += text;
   }

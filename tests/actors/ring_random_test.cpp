@@ -71,6 +71,9 @@ class RandomRun {
       }
       ASSERT_EQ(got.reason, expected.reason) << got.error.text;
       ASSERT_EQ(got.tokens, expected.tokens);
+      if (!client.params.prompt_logprobs) continue;
+      ASSERT_EQ(got.prompt, oracle_scores(client.prompt, *client.params.prompt_logprobs));
+      ASSERT_EQ(got.stats.cached_tokens, 0u);
     }
     ASSERT_FALSE(death_is_due_);
     const FsckReport report = fsck(memory_);
@@ -122,6 +125,7 @@ class RandomRun {
     client.params.priority = static_cast<std::int32_t>(between(0, 3)) - 1;
     if (between(0, 5) == 0) client.params.stop_token_ids = random_tokens(1);
     if (between(0, 3) == 0) client.domain = DomainId{1};
+    if (between(0, 4) == 0) client.params.prompt_logprobs = between(0, 3);
   }
 
   PlainRing& random_engine() {

@@ -22,7 +22,7 @@ class CountingRunner : public StepRunner {
  public:
   CountingRunner(const PoolMemory& memory, ProcessSlot slot, std::size_t& steps)
       : oracle_(memory, slot), steps_(steps) {}
-  Expected<std::vector<SampledToken>> run(const StepPlan& plan) override {
+  Expected<StepResults> run(const StepPlan& plan) override {
     ++steps_;
     return oracle_.run(plan);
   }
@@ -149,6 +149,7 @@ class Seeker : public OutputSink {
   void preempted() override {}
   void note(const RequestTimes&) override {}
   void admitted(const RequestStats&) override {}
+  void prompt(std::size_t, std::span<const PromptToken>) override {}
   void token(const GeneratedToken&, std::string_view) override { look(); }
   bool finished(FinishReason, const Error&, const RequestStats&, std::size_t) override {
     look();
@@ -197,6 +198,47 @@ TEST_F(RingTest, ARequestRunsFromSubmissionToItsLastTokenAndReturnsItsBlocks) {
   EXPECT_EQ(request->admissions, 1u);
   EXPECT_EQ(steps_, 9u);
   EXPECT_EQ(pool_.available(Tier::device), pool_.capacity(Tier::device));
+}
+
+/// A request that scores its prompt computes all of it, in pieces here, although it is cached. What
+/// it has computed, others find.
+TEST_F(RingTest, AScoredPromptIsNeverReadFromTheCache) {
+  config_.scheduler.max_num_batched_tokens = config_.block_manager.max_num_batched_tokens = 4;
+  spawn();
+  const std::vector<TokenId> prompt{1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
+  GenerationParams params{.max_tokens = 3, .ignore_eos = true};
+  (void)submit(1, prompt, params);
+  settle();
+  params.prompt_logprobs = 2;
+  const auto scored = submit(2, prompt, params);
+  settle();
+  EXPECT_EQ(scored->prompt, oracle_scores(prompt, 2));
+  EXPECT_EQ(scored->tokens, oracle_output(prompt, params, 1024).tokens);
+  EXPECT_EQ(scored->stats.cached_tokens, 0u);
+  params.prompt_logprobs.reset();
+  const auto later = submit(3, prompt, params);
+  settle();
+  EXPECT_EQ(later->stats.cached_tokens, 8u);
+  EXPECT_TRUE(later->prompt.empty());
+}
+
+TEST_F(RingTest, ASuccessorScoresNoPromptWhoseAnswerHasBegun) {
+  spawn();
+  const std::vector<TokenId> prompt{1, 2, 3, 4, 5, 6};
+  const GenerationParams params{.max_tokens = 4, .prompt_logprobs = 1, .ignore_eos = true};
+  const std::vector<TokenId> answer = oracle_output(prompt, params, 1024).tokens;
+  const auto request = submit(1, prompt, params, {answer.front()});
+  settle();
+  EXPECT_EQ(request->tokens, answer);
+  EXPECT_TRUE(request->prompt.empty());
+}
+
+TEST_F(RingTest, APromptOfOneTokenHasOneScore) {
+  spawn();
+  const GenerationParams params{.max_tokens = 1, .prompt_logprobs = 3, .ignore_eos = true};
+  const auto request = submit(1, {7}, params);
+  settle();
+  EXPECT_EQ(request->prompt, oracle_scores(std::vector<TokenId>{7}, 3));
 }
 
 TEST_F(RingTest, ManyRequestsInASmallPoolAreSwappedAndGetTheRightTokens) {

@@ -105,6 +105,8 @@ class Engine {
       submission.params.max_tokens = each["max_tokens"];
       submission.params.ignore_eos = true;
       submission.params.priority = each.value("priority", 0);
+      if (each.contains("prompt_logprobs"))
+        submission.params.prompt_logprobs = each["prompt_logprobs"];
       submission.sink = std::make_shared<RecordingSink>(std::make_shared<Recording>());
       if (const auto salt = each.value("salt", std::string()); !salt.empty())
         submission.salt = {static_cast<std::uint64_t>(salt[0]), 1};

@@ -99,6 +99,8 @@ def random_stream(seed, requests):
                 request["priority"] = rng.randrange(3)
             if rng.random() < 0.1:
                 request["salt"] = rng.choice("ab")
+            if rng.random() < 0.1:
+                request["prompt_logprobs"] = 1
             step.setdefault("add", []).append(request)
             alive.append(number)
             past = (past + [request])[-12:]
@@ -180,7 +182,7 @@ def vllm_decisions(config, steps):
                 scheduler.finish_requests(str(each), RequestStatus.FINISHED_ABORTED)
         for each in step.get("add", []):
             came += 1
-            params = SamplingParams(max_tokens=each["max_tokens"], ignore_eos=True)
+            params = SamplingParams(max_tokens=each["max_tokens"], ignore_eos=True, prompt_logprobs=each.get("prompt_logprobs"))
             params.update_from_generation_config({}, None)
             scheduler.add_request(Request(str(each["id"]), tokens_of(each["prompt"]), params, None, arrival_time=float(came),
                                           cache_salt=each.get("salt"), priority=each.get("priority", 0), block_hasher=hasher))

@@ -25,10 +25,12 @@ TEST(CApi, StreamsARequestToItsEnd) {
   request.max_tokens = 12;
   request.ignore_eos = 1;
   request.logprobs = 2;
+  request.scores_prompt = 1;
+  request.prompt_logprobs = 3;
   uint64_t id = 0;
   ASSERT_EQ(kvhive_submit(client, &request, &id), KVHIVE_OK) << kvhive_last_error();
   std::string text;
-  std::size_t tokens = 0;
+  std::size_t tokens = 0, scored = 0;
   kvhive_progress news = kvhive_empty_progress();
   do {
     ASSERT_EQ(kvhive_wait(client, -1), KVHIVE_OK);
@@ -36,9 +38,17 @@ TEST(CApi, StreamsARequestToItsEnd) {
     text.append(news.text, news.text_bytes);
     tokens += news.token_count;
     for (std::size_t i = 0; i < news.token_count; ++i) EXPECT_EQ(news.tokens[i].top_count, 2u);
+    scored += news.prompt_count;
+    for (std::size_t i = 0; i < news.prompt_count; ++i) {
+      EXPECT_EQ(news.prompt[i].top_count, i == 0 ? 0u : 3u);
+      if (news.prompt[i].rank == 1) {
+        EXPECT_EQ(news.prompt[i].token, news.prompt[i].top[0].token);
+      }
+    }
   } while (news.finish == KVHIVE_FINISH_NONE);
   EXPECT_EQ(news.finish, KVHIVE_FINISH_LENGTH);
   EXPECT_EQ(tokens, 12u);
+  EXPECT_EQ(scored, news.prompt_tokens);
   EXPECT_EQ(text, daemon.connect().generate(request_of("In the beginning", 12))->text);
   EXPECT_EQ(kvhive_read(client, id, &news), KVHIVE_BAD_ARGUMENT);
   EXPECT_THAT(kvhive_last_error(), HasSubstr("its end has been read"));

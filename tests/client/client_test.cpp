@@ -45,6 +45,43 @@ TEST(Client, GeneratesAndStreamsTheSameText) {
   EXPECT_GT(whole->prompt_tokens, 0u);
 }
 
+/// What the model says of an answer's tokens is what it said when it generated them, bit for bit,
+/// however the prompt is cut into steps.
+TEST(Client, AScoredPromptHasTheLogprobsThatItsTokensWereGeneratedWith) {
+  const Daemon daemon({"--max-num-batched-tokens", "7", "--max-num-seqs", "4"});
+  Client client = daemon.connect();
+  GenerateRequest request = request_of("In the beginning", 24);
+  request.logprobs = 3;
+  request.prompt_logprobs = 3;
+  const auto generated = client.generate(request);
+  ASSERT_TRUE(generated.has_value()) << generated.error().text;
+  ASSERT_EQ(generated->prompt.size(), generated->prompt_tokens);
+  GenerateRequest again;
+  for (const PromptLogprob& token : generated->prompt) again.prompt_tokens.push_back(token.token);
+  const std::size_t first = again.prompt_tokens.size();
+  for (const OutputToken& token : generated->tokens) again.prompt_tokens.push_back(token.token);
+  again.max_tokens = 1;
+  again.prompt_logprobs = 3;
+  const auto scored = client.generate(again);
+  ASSERT_TRUE(scored.has_value()) << scored.error().text;
+  EXPECT_EQ(scored->cached_tokens, 0u);
+  ASSERT_EQ(scored->prompt.size(), again.prompt_tokens.size());
+  EXPECT_EQ(scored->prompt[0].rank, 0u);
+  for (std::size_t i = 1; i < scored->prompt.size(); ++i) {
+    const PromptLogprob& score = scored->prompt[i];
+    const bool is_prompt = i < first;
+    EXPECT_EQ(score.logprob,
+              is_prompt ? generated->prompt[i].logprob : generated->tokens[i - first].logprob);
+    const auto& top = is_prompt ? generated->prompt[i].top : generated->tokens[i - first].top;
+    ASSERT_EQ(score.top.size(), 3u);
+    for (std::size_t k = 0; k < 3; ++k) {
+      EXPECT_EQ(score.top[k].token, top[k].token);
+      EXPECT_EQ(score.top[k].logprob, top[k].logprob);
+    }
+    EXPECT_EQ(score.rank, is_prompt ? generated->prompt[i].rank : 1u);  // greedy: the likeliest
+  }
+}
+
 TEST(Client, ARequestThatHasEndedIsReadOnceAndItsNumberIsNotUsedAgain) {
   const Daemon daemon(kSmall);
   Client client = daemon.connect();

@@ -39,6 +39,8 @@ class HostileClient {
         move(body.prompt, prompts_offset());
         move(body.log, answers_offset());
         move(body.text, answers_offset());
+        move(body.prompt_log, answers_offset());
+        body.prompt_logprobs %= 2 * kMostLogprobs;
         body.max_tokens %= 32;
         body.salt_bytes %= 2 * kSaltBytes;
         body.number = mark.submitted;
@@ -89,6 +91,10 @@ void answer(EngineChannel& channel, const TakenRequest& request, HostileClient& 
   sink->admitted({});
   GeneratedToken token;
   for (std::uint32_t i = 0; i < request.params.logprobs; ++i) token.top.push_back({});
+  KV_CHECK(request.params.prompt_logprobs.value_or(0) <= kMostLogprobs);
+  // More of the prompt than there is, with more likeliest tokens.
+  sink->prompt(input.take<std::uint8_t>(),
+               std::vector<PromptToken>(40, {1, 0, 1, std::vector<Sampled>(kMostLogprobs)}));
   // More tokens than the request asked for.
   for (int i = 0; i < 40; ++i) sink->token(token, "some text");
   if (input.take<std::uint8_t>() & 1) client.write_slots(input);

@@ -33,7 +33,9 @@ class PythonModule(unittest.TestCase):
         self.assertEqual(list(stream), [])
 
     def test_a_prompt_of_token_ids_and_logprobs(self):
-        whole = self.client.generate([1, 2, 3], max_tokens=3, logprobs=2, ignore_eos=True).result()
+        whole = self.client.generate([1, 2, 3], max_tokens=3, logprobs=2, prompt_logprobs=1, ignore_eos=True).result()
+        self.assertEqual([token.token for token in whole.prompt], [1, 2, 3])
+        self.assertEqual([(token.rank > 0, len(token.top)) for token in whole.prompt], [(False, 0), (True, 1), (True, 1)])
         self.assertEqual(whole.prompt_tokens, 3)
         self.assertEqual([len(token.top) for token in whole.tokens], [2, 2, 2])
         self.assertGreaterEqual(whole.tokens[0].top[0].logprob, whole.tokens[0].top[1].logprob)

@@ -206,6 +206,64 @@ TEST_F(ServiceTest, AnswersAreNumberedByPromptAndThenByN) {
   EXPECT_EQ(answer["usage"]["completion_tokens"], 16);
 }
 
+/// A repeated prompt's tokens stand before the answer's; the first has nothing before it.
+TEST_F(ServiceTest, ARepeatedPromptIsScored) {
+  Json request = completion("In the beginning", 3);
+  request["echo"] = true;
+  request["logprobs"] = 2;
+  const Json whole = service_.ask(post(kCompletions, request.dump())).json();
+  const Json& choice = whole["choices"][0];
+  const Json& logprobs = choice["logprobs"];
+  const std::size_t prompt = whole["usage"]["prompt_tokens"];
+  ASSERT_EQ(logprobs["tokens"].size(), prompt + 3);
+  EXPECT_TRUE(logprobs["token_logprobs"][0].is_null() && logprobs["top_logprobs"][0].is_null());
+  std::string text;
+  for (std::size_t i = 1; i < prompt + 3; ++i) {
+    EXPECT_EQ(logprobs["text_offset"][i], text.size());
+    text += logprobs["tokens"][i].get<std::string>();
+    EXPECT_LT(logprobs["token_logprobs"][i], 0);
+    EXPECT_GE(logprobs["top_logprobs"][i].size(), 2u);
+  }
+  EXPECT_EQ(choice["text"], text);
+  // The tokens of the answer are as likely in another request's prompt.
+  request["prompt"] = text;
+  const Json again = service_.ask(post(kCompletions, request.dump())).json();
+  for (std::size_t i = 0; i < prompt + 3; ++i)
+    EXPECT_EQ(again["choices"][0]["logprobs"]["top_logprobs"][i], logprobs["top_logprobs"][i]);
+  request["stream"] = true;
+  request["prompt"] = "In the beginning";
+  const auto events = service_.ask(post(kCompletions, request.dump())).events();
+  const Json first = Json::parse(events.front())["choices"][0]["logprobs"];
+  EXPECT_EQ(first["tokens"][1], "In");
+  EXPECT_EQ(first["top_logprobs"][prompt - 1], logprobs["top_logprobs"][prompt - 1]);
+}
+
+TEST_F(ServiceTest, PromptLogprobsAreToldAsVllmTellsThem) {
+  Json request = completion("In the beginning", 1);
+  request["prompt_logprobs"] = 1;
+  const Json choice = service_.ask(post(kCompletions, request.dump())).json()["choices"][0];
+  const Json& told = choice["prompt_logprobs"];
+  ASSERT_GE(told.size(), 4u);
+  EXPECT_TRUE(told[0].is_null());
+  EXPECT_TRUE(choice["logprobs"].is_null());
+  for (std::size_t i = 1; i < told.size(); ++i) {
+    ASSERT_THAT(told[i].size(), ::testing::AnyOf(1u, 2u));
+    bool has_first = false;
+    for (const Json& each : told[i]) has_first |= each["rank"] == 1;
+    EXPECT_TRUE(has_first) << told[i];
+  }
+  const Json chat = {{"messages", {{{"role", "user"}, {"content", "In the beginning"}}}},
+                     {"max_tokens", 1},
+                     {"prompt_logprobs", 0}};
+  const Json answer = service_.ask(post("/v1/chat/completions", chat.dump())).json();
+  ASSERT_EQ(answer["prompt_logprobs"].size(), answer["usage"]["prompt_tokens"]);
+  EXPECT_EQ(answer["prompt_logprobs"][1].size(), 1u);
+  request["stream"] = true;
+  const HttpReply refused = service_.ask(post(kCompletions, request.dump()));
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_EQ(refused.json()["error"]["param"], "prompt_logprobs");
+}
+
 TEST_F(ServiceTest, LogprobsStandBesideTheirTokens) {
   Json request = completion("In the beginning", 5);
   request["logprobs"] = 3;

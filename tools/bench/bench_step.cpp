@@ -20,14 +20,14 @@ class IdleRunner : public StepRunner {
  public:
   explicit IdleRunner(std::vector<double>& gaps_us) : gaps_us_(gaps_us) {}
 
-  Expected<std::vector<SampledToken>> run(const StepPlan& plan) override {
+  Expected<StepResults> run(const StepPlan& plan) override {
     if (last_ != Clock::time_point{})
       gaps_us_.push_back(std::chrono::duration<double, std::micro>(Clock::now() - last_).count());
-    std::vector<SampledToken> sampled;
+    StepResults results;
     for (const auto& work : plan.work)
-      if (work.samples) sampled.push_back({work.seq, {7, 0, {}}});
+      if (work.samples) results.sampled.push_back({work.seq, {7, 0, {}}});
     last_ = Clock::now();
-    return sampled;
+    return results;
   }
 
  private:
@@ -45,6 +45,7 @@ class CountingSink : public OutputSink {
   void preempted() override {}
   void note(const RequestTimes&) override {}
   void admitted(const RequestStats&) override {}
+  void prompt(std::size_t, std::span<const PromptToken>) override {}
   void token(const GeneratedToken&, std::string_view) override {}
   bool finished(FinishReason, const Error&, const RequestStats&, std::size_t) override {
     if (--open_ == 0) done_.set_value();

@@ -25,7 +25,8 @@ struct GenerateFlags {
   std::int64_t engine = 0;
   const CLI::Option* engine_option = nullptr;
   std::int64_t max_tokens = 64;
-  std::int64_t logprobs = 0;
+  std::int64_t logprobs = 0, prompt_logprobs = 0;
+  const CLI::Option* prompt_logprobs_option = nullptr;
   std::uint64_t seed = 0;
   std::string stop_token_ids;
   std::string channel_bytes;  ///< empty = what the request needs
@@ -84,7 +85,20 @@ Expected<GenerateRequest> request_of(GenerateFlags& flags) {
   }
   request.max_tokens = static_cast<std::uint32_t>(flags.max_tokens);
   request.logprobs = static_cast<std::uint32_t>(flags.logprobs);
+  if (flags.prompt_logprobs_option->count() != 0) {
+    if (flags.prompt_logprobs < 0 || flags.prompt_logprobs > int{kMostLogprobs})
+      return bad_value("--prompt-logprobs", flags.prompt_logprobs,
+                       "use 0.." + std::to_string(kMostLogprobs));
+    request.prompt_logprobs = static_cast<std::uint32_t>(flags.prompt_logprobs);
+  }
   return request;
+}
+
+Json to_json(const std::vector<TokenLogprob>& top) {
+  Json json = Json::array();
+  for (const TokenLogprob& entry : top)
+    json.push_back({{"token", entry.token}, {"logprob", entry.logprob}});
+  return json;
 }
 
 Json to_json(const Progress& result, const Timing& timing) {
@@ -101,11 +115,13 @@ Json to_json(const Progress& result, const Timing& timing) {
   json["logprobs"] = Json::array();
   for (const OutputToken& token : result.tokens) {
     json["token_ids"].push_back(token.token);
-    Json top = Json::array();
-    for (const TokenLogprob& entry : token.top)
-      top.push_back({{"token", entry.token}, {"logprob", entry.logprob}});
-    json["logprobs"].push_back({{"logprob", token.logprob}, {"top", top}});
+    json["logprobs"].push_back({{"logprob", token.logprob}, {"top", to_json(token.top)}});
   }
+  for (const PromptLogprob& token : result.prompt)
+    json["prompt_logprobs"].push_back({{"token", token.token},
+                                       {"logprob", token.rank == 0 ? Json() : Json(token.logprob)},
+                                       {"rank", token.rank},
+                                       {"top", to_json(token.top)}});
   return json;
 }
 
@@ -240,6 +256,10 @@ void add_generate(CLI::App& app, int& exit_code) {
                       "a lower number goes first, if the daemon has --scheduling-policy priority");
   command->add_option("--logprobs", flags->logprobs,
                       "report so many of the likeliest tokens of each position");
+  flags->prompt_logprobs_option = command->add_option(
+      "--prompt-logprobs", flags->prompt_logprobs,
+      "score the prompt: report how likely each of its tokens is, and so many of the likeliest in "
+      "its place (in --format json); none of it is read from the cache");
   command->add_option("--channel-bytes", flags->channel_bytes,
                       "shared memory for prompt and output, 1 MiB to 1 GiB (default: what the "
                       "request needs)");

@@ -353,7 +353,7 @@ void Service::completions(const std::shared_ptr<Exchange>& exchange) {
       std::make_shared<Completion>(context_of(exchange, serving, "cmpl-"), std::move(asked))
           ->start();
     };
-    if (!request->return_token_ids) return start(std::move(*request));
+    if (!request->wants_tokens()) return start(std::move(*request));
     std::size_t bytes = 0;
     for (const AnswerRequest::Prompt& prompt : request->prompts) bytes += prompt.text.size();
     in_the_background(

@@ -143,8 +143,9 @@ struct ClientOptions {
   std::optional<std::uint32_t> engine = std::nullopt;
   /// Shared memory for the outputs of all requests under way, 1 MiB to 1 GiB; 0 = the default.
   /// About 0.3 MiB of it are the library's. A request takes 32 bytes per token of max_tokens, at
-  /// least 4 KiB. All clients of a daemon together get 4 GiB. There is as much room for prompts; it
-  /// takes this process's own memory, as they need it.
+  /// least 4 KiB; a scored prompt 16 per token and 8 per likeliest token. All clients of a daemon
+  /// together get 4 GiB. There is as much room for prompts; it takes this process's own memory, as
+  /// they need it.
   std::size_t channel_bytes = kDefaultChannelBytes;
   /// How long connect() waits for a daemon that is stopped or overloaded.
   std::chrono::milliseconds connect_timeout{10'000};
@@ -167,10 +168,14 @@ struct GenerateRequest {
   float top_p = 1;         ///< only the likeliest tokens that make up this probability
   float min_p = 0;         ///< only tokens at least this times as likely as the likeliest
   std::optional<std::uint64_t> seed;  ///< same seed, same tokens; nothing = a random one
-  std::uint32_t logprobs = 0;     ///< report the k likeliest tokens of each position, at most 20
-  bool ignore_eos = false;        ///< go on after an end-of-sequence token
-  std::int32_t priority = 0;      ///< lower goes first, with --scheduling-policy priority
-  std::vector<std::string> stop;  ///< end before any of these texts: at most 8 of 64 bytes
+  std::uint32_t logprobs = 0;  ///< report the k likeliest tokens of each position, at most 20
+  /// Score the prompt: Progress::prompt reports how likely each of its tokens is, and the k
+  /// likeliest ones in its place, at most 20. Such a prompt is computed whole: nothing of it is
+  /// read from the cache. On a GPU the request fails (unsupported).
+  std::optional<std::uint32_t> prompt_logprobs{};
+  bool ignore_eos = false;              ///< go on after an end-of-sequence token
+  std::int32_t priority = 0;            ///< lower goes first, with --scheduling-policy priority
+  std::vector<std::string> stop;        ///< end before any of these texts: at most 8 of 64 bytes
   std::vector<TokenId> stop_token_ids;  ///< end after any of these tokens: at most 16
   /// Bytes of room for the generated text; 0 = 16 per token, at least 4 KiB. Text that does not fit
   /// is dropped, its tokens are not.
@@ -199,6 +204,14 @@ struct OutputToken {
   std::vector<TokenLogprob> top;  ///< likeliest first; empty unless logprobs were asked for
 };
 
+/// A token of a scored prompt. The first has nothing before it: its logprob and rank are 0.
+struct PromptLogprob {
+  TokenId token = 0;
+  float logprob = 0;
+  std::uint32_t rank = 0;         ///< its place among all tokens, 1 = the likeliest
+  std::vector<TokenLogprob> top;  ///< likeliest first
+};
+
 /// Why a request has ended.
 enum class Finish : std::int32_t {
   none = 0,    ///< it has not ended
@@ -216,9 +229,10 @@ using RequestId = std::uint64_t;
 struct Progress {
   RequestId request = 0;
   std::vector<OutputToken> tokens;
-  std::string text;                 ///< UTF-8, completed by these tokens; may be empty
-  std::uint32_t prompt_tokens = 0;  ///< known once an engine has admitted the request
-  std::uint32_t cached_tokens = 0;  ///< tokens of the prompt that were found in the cache
+  std::vector<PromptLogprob> prompt;  ///< if it was to be scored: once, with the first token
+  std::string text;                   ///< UTF-8, completed by these tokens; may be empty
+  std::uint32_t prompt_tokens = 0;    ///< known once an engine has admitted the request
+  std::uint32_t cached_tokens = 0;    ///< tokens of the prompt that were found in the cache
   std::uint32_t preemptions = 0;
   /// The engine that works on the request, or that has finished it. Nothing = no engine works on
   /// it: none has accepted it yet, or the one that had has died and no other has taken over.

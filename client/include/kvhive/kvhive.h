@@ -32,7 +32,7 @@ extern "C" {
 #endif
 
 /* Version of this interface. Grows when something is added. */
-#define KVHIVE_ABI_VERSION 5
+#define KVHIVE_ABI_VERSION 6
 /* KVHIVE_ABI_VERSION of the library that is loaded. */
 KVHIVE_API uint32_t kvhive_abi_version(void);
 /* Version of the library, for example "0.1.0". */
@@ -128,6 +128,9 @@ typedef struct kvhive_request {
                                    bytes, then '\0'; NULL or "" = none */
   const char *adapter;          /* the name of the adapter to compute with, at most 64 bytes, then
                                    '\0'; NULL or "" = the model alone */
+  int32_t scores_prompt;        /* not 0 = report how likely the prompt's tokens are; it is then
+                                   computed whole, and nothing of it is read from the cache */
+  uint32_t prompt_logprobs;     /* and the k likeliest tokens in their places, at most 20 */
 } kvhive_request;
 
 /* A request for `prompt`, a string that ends with '\0'. */
@@ -164,7 +167,7 @@ typedef enum kvhive_finish {
   KVHIVE_FINISH_ERROR = 4   /* error and error_text say why */
 } kvhive_finish;
 
-/* These two structs keep their size. */
+/* These three structs keep their size. */
 typedef struct kvhive_token_logprob {
   int32_t token;
   float logprob; /* before temperature */
@@ -176,6 +179,15 @@ typedef struct kvhive_token {
   const kvhive_token_logprob *top; /* top_count entries, likeliest first */
   size_t top_count;
 } kvhive_token;
+
+/* A token of a scored prompt. The first has nothing before it: its logprob and rank are 0. */
+typedef struct kvhive_prompt_token {
+  int32_t token;
+  float logprob;
+  const kvhive_token_logprob *top; /* top_count entries, likeliest first */
+  size_t top_count;
+  uint64_t rank;                   /* its place among all tokens, 1 = the likeliest */
+} kvhive_prompt_token;
 
 /* What is new about a request since it was last read. */
 typedef struct kvhive_progress {
@@ -193,6 +205,8 @@ typedef struct kvhive_progress {
   uint32_t cached_tokens;     /* tokens of the prompt that were found in the cache */
   uint32_t preemptions;
   uint32_t retry_after_ms;    /* if error is KVHIVE_OVERLOADED: a guess; 0 = nobody knows */
+  const kvhive_prompt_token *prompt; /* if it was to be scored: once, with the first token */
+  size_t prompt_count;
 } kvhive_progress;
 
 static inline kvhive_progress kvhive_empty_progress(void) {

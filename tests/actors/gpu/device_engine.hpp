@@ -58,10 +58,10 @@ class DeviceOracleRunner final : public StepRunner {
         oracle_(memory, slot),
         stream_(std::move(stream)) {}
 
-  Expected<std::vector<SampledToken>> run(const StepPlan& plan) override {
+  Expected<StepResults> run(const StepPlan& plan) override {
     // Queued work may run after a failed call has returned.
     const auto copied = std::make_shared<const StepPlan>(plan);
-    const auto sampled = std::make_shared<std::vector<SampledToken>>();
+    const auto sampled = std::make_shared<StepResults>();
     auto done = swapper_.run_after_demotions(plan, stream_);
     for (std::uint32_t layer = 0; layer < memory_.geometry().models[0].kv.layers && done; ++layer) {
       done = swapper_.run_after_layer(plan, static_cast<std::int32_t>(layer), stream_);

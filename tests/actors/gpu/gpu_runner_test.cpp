@@ -69,7 +69,7 @@ class GpuRunnerTest : public ::testing::Test {
     auto sampled = swapper_->move(plan).and_then([&](double) { return runner_->run(plan); });
     KV_CHECK(sampled.has_value(), sampled.error().text);
     std::vector<TokenId> tokens;
-    for (const SampledToken& token : *sampled) tokens.push_back(token.token.token);
+    for (const SampledToken& token : sampled->sampled) tokens.push_back(token.token.token);
     return tokens;
   }
   void swap_out(std::vector<BlockPair> pairs) {

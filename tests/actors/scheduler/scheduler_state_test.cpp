@@ -616,6 +616,7 @@ TEST_F(SchedulerStateTest, AHundredThousandRequestsOfAClientThatIsGoneEndAtOnce)
       void preempted() override {}
       void note(const RequestTimes&) override {}
       void admitted(const RequestStats&) override {}
+      void prompt(std::size_t, std::span<const PromptToken>) override {}
       void token(const GeneratedToken&, std::string_view) override {}
       bool finished(FinishReason, const Error&, const RequestStats&, std::size_t) override {
         return true;

@@ -11,6 +11,7 @@
 namespace kvhive::testing {
 namespace {
 
+constexpr std::uint32_t kPromptTokens = 3;
 constexpr std::uint32_t kFirstOfStory = 1000;  ///< so that no prompt token is a small number
 
 TokenId token_of(std::uint32_t number, std::uint32_t index) {
@@ -28,6 +29,23 @@ std::string whole_text(std::uint32_t number, std::uint32_t tokens) {
   return text;
 }
 
+/// How the prompt is scored, if it is.
+std::vector<PromptToken> scores_of(std::uint32_t number) {
+  std::vector<PromptToken> scores = {{token_of(number, 50), 0, 0, {}}};
+  for (std::uint32_t i = 1; i < kPromptTokens; ++i)
+    scores.push_back({token_of(number, 50 + i), -2, i, {{token_of(number, i), -1}}});
+  return scores;
+}
+
+bool are_equal(const std::vector<PromptToken>& a, const std::vector<PromptToken>& b) {
+  return std::ranges::equal(a, b, [](const PromptToken& x, const PromptToken& y) {
+    return x.token == y.token && x.logprob == y.logprob && x.rank == y.rank &&
+           std::ranges::equal(x.top, y.top, [](const Sampled& s, const Sampled& t) {
+             return s.token == t.token && s.logprob == t.logprob;
+           });
+  });
+}
+
 /// The number of a request whose prompt is as the client wrote it; nothing if it is not.
 std::optional<std::uint32_t> number_of(const TakenRequest& taken) {
   const std::uint32_t number =
@@ -38,7 +56,9 @@ std::optional<std::uint32_t> number_of(const TakenRequest& taken) {
   const bool is_whole =
       taken.text == wanted.prompt && taken.tokens == wanted.prompt_tokens &&
       taken.params.max_tokens == wanted.params.max_tokens &&
-      taken.params.logprobs == wanted.params.logprobs && taken.params.stop == wanted.params.stop &&
+      taken.params.logprobs == wanted.params.logprobs &&
+      taken.params.prompt_logprobs == wanted.params.prompt_logprobs &&
+      taken.params.stop == wanted.params.stop &&
       (!wanted.params.has_seed || taken.params.sampling.seed == wanted.params.sampling.seed);
   return is_whole ? std::optional(number) : std::nullopt;
 }
@@ -57,12 +77,13 @@ std::string named(std::uint32_t number) { return "request " + std::to_string(num
 ChannelRequest request_of(std::uint32_t number) {
   ChannelRequest request;
   if (number % 2 == 0)
-    for (std::uint32_t i = 0; i < 3; ++i)
+    for (std::uint32_t i = 0; i < kPromptTokens; ++i)
       request.prompt_tokens.push_back(static_cast<TokenId>(kFirstOfStory + number + i));
   else
     request.prompt = std::to_string(number) + ", once upon a time";
   request.params.max_tokens = kStoryTokens;
   request.params.logprobs = 1;
+  if (number % 3 == 1) request.params.prompt_logprobs = 1;
   request.params.has_seed = number % 3 != 0;
   request.params.sampling.seed = request.params.has_seed ? number : 0;
   if (number % 4 == 0) request.params.stop = {"the end"};
@@ -109,6 +130,12 @@ bool StoryClient::read(std::uint32_t slot) {
 }
 
 void StoryClient::check_tokens(Open& open, const ChannelProgress& progress) {
+  const bool is_scored = request_of(open.number).params.prompt_logprobs.has_value();
+  const bool must_be_told = is_scored && open.tokens == 0 && !progress.tokens.empty();
+  if (!are_equal(progress.prompt,
+                 must_be_told ? scores_of(open.number) : std::vector<PromptToken>()))
+    status_->complain(named(open.number) + ": the client read " +
+                      std::to_string(progress.prompt.size()) + " scores of the prompt");
   for (const GeneratedToken& token : progress.tokens) {
     const TokenId expected = token_of(open.number, open.tokens);
     if (token.token != expected || token.top.size() != 1 || token.top[0].token != expected)
@@ -258,7 +285,12 @@ void StoryEngine::generate(std::uint32_t slot) {
       requests_.erase(slot);
       return;
     }
-    r.sink->admitted({3, 0, 0});
+    r.sink->admitted({kPromptTokens, 0, 0});
+  }
+  if (r.tokens == 0 && request_of(r.number).params.prompt_logprobs) {
+    const std::vector<PromptToken> scores = scores_of(r.number);
+    r.sink->prompt(0, std::span(scores).first(1));
+    r.sink->prompt(1, std::span(scores).subspan(1));
   }
   const TokenId token = token_of(r.number, r.tokens);
   r.sink->token({token, -1, {{token, -1}}}, text_of(r.number, r.tokens));
@@ -276,7 +308,7 @@ void StoryEngine::preempt(std::uint32_t slot) {
 
 void StoryEngine::finish(std::uint32_t slot, FinishReason reason) {
   Request& r = request(slot);
-  r.sink->finished(reason, {}, {3, 0, 0}, whole_text(r.number, r.tokens).size());
+  r.sink->finished(reason, {}, {kPromptTokens, 0, 0}, whole_text(r.number, r.tokens).size());
   requests_.erase(slot);
 }
 

@@ -215,6 +215,45 @@ TEST_F(ChannelTest, TokensTextAndLogprobsComeBackAsTheyAreWritten) {
   EXPECT_EQ(progress.text_bytes, 5u);
 }
 
+TEST_F(ChannelTest, APromptsScoresComeOnceWithTheFirstToken) {
+  ChannelRequest request = token_request(3, 4);
+  request.params.prompt_logprobs = 2;
+  const std::uint32_t slot = client_.submit(request).value();
+  const TakenRequest taken = take_one();
+  EXPECT_EQ(taken.params.prompt_logprobs, 2u);
+  EXPECT_GE(taken.most_scored(), 3u);
+  const auto sink = engine_->sink(taken);
+  sink->admitted({3, 0, 0});
+  const std::vector<PromptToken> scores = {
+      {7, 0, 0, {}}, {8, -1.5f, 2, {{5, -0.5f}, {8, -1.5f}}}, {9, -0.25f, 1, {{9, -0.25f}}}};
+  sink->prompt(0, std::span(scores).first(1));
+  sink->prompt(1, std::span(scores).subspan(1));
+  EXPECT_THAT(client_.read(slot).prompt, IsEmpty()) << "nothing of it before the first token";
+  sink->token({1, 0, {}}, "a");
+  EXPECT_EQ(client_.read(slot).prompt, scores);
+  sink->token({2, 0, {}}, "b");
+  EXPECT_THAT(client_.read(slot).prompt, IsEmpty());
+  sink->finished(FinishReason::length, {}, {3, 0, 0}, 2);
+  const ChannelProgress end = client_.read(slot);
+  EXPECT_EQ(end.reason, FinishReason::length);
+  EXPECT_THAT(end.prompt, IsEmpty());
+}
+
+TEST_F(ChannelTest, ScoresThatWereNotAskedForAreNotWritten) {
+  ChannelRequest request = token_request(3, 4);
+  request.params.prompt_logprobs = 0;
+  const std::uint32_t slot = client_.submit(request).value();
+  const TakenRequest taken = take_one();
+  const auto sink = engine_->sink(taken);
+  sink->admitted({200, 0, 0});
+  const std::vector<PromptToken> scores(200, {7, -1, 1, {{5, -0.5f}}});
+  sink->prompt(0, scores);
+  sink->token({1, 0, {}}, "a");
+  const std::vector<PromptToken> read = client_.read(slot).prompt;
+  EXPECT_EQ(read, std::vector<PromptToken>(taken.most_scored(), {7, -1, 1, {}}));
+  EXPECT_LT(read.size(), 10u);
+}
+
 TEST_F(ChannelTest, MoreLogprobsThanAskedForAreCutOff) {
   ChannelRequest request = token_request(3, 2);
   request.params.logprobs = 1;
@@ -794,6 +833,13 @@ class HostileClient : public ChannelTest {
     body.log.bytes = body.max_tokens * record_bytes(body.logprobs);
     body.log.offset = std::min<std::uint64_t>(body.log.offset, (kBytes - body.log.bytes) / 16 * 16);
     body.text = range(answers_offset(), 300, 1);
+    if (one_in(3)) {
+      body.prompt_logprobs = static_cast<std::uint32_t>(pick(0, kMostLogprobs));
+      body.prompt_log = range(answers_offset(), 1, 4);
+      body.prompt_log.bytes = body.prompt.bytes * record_bytes(body.prompt_logprobs);
+      body.prompt_log.offset = std::min<std::uint64_t>(body.prompt_log.offset,
+                                                       (kBytes - body.prompt_log.bytes) / 16 * 16);
+    }
     body.top_p = 1;
     body.stop_count = static_cast<std::uint32_t>(pick(0, kMostStopStrings));
     for (std::uint32_t i = 0; i < body.stop_count; ++i)
@@ -839,17 +885,17 @@ class HostileClient : public ChannelTest {
           bytes[i] = static_cast<unsigned char>(random_());
         break;
       case 2: {  // ranges at the edges
-        ChannelRange* const ranges[] = {&body.prompt, &body.log, &body.text};
-        ChannelRange& range = *ranges[pick(0, 2)];
+        ChannelRange* const ranges[] = {&body.prompt, &body.log, &body.text, &body.prompt_log};
+        ChannelRange& range = *ranges[pick(0, 3)];
         if (!one_in(3)) range.offset = edges[pick(0, std::size(edges) - 1)];
         if (!one_in(3)) range.bytes = edges[pick(0, std::size(edges) - 1)];
         break;
       }
       case 3: {  // counts at the edges
-        std::uint32_t* const counts[] = {&body.max_tokens,         &body.logprobs,
-                                         &body.stop_count,         &body.stop_token_count,
-                                         &body.stop_bytes.front(), &body.stop_bytes.back(),
-                                         &body.salt_bytes,         &body.adapter_bytes};
+        std::uint32_t* const counts[] = {
+            &body.max_tokens,       &body.logprobs,           &body.stop_count,
+            &body.stop_token_count, &body.stop_bytes.front(), &body.stop_bytes.back(),
+            &body.salt_bytes,       &body.adapter_bytes,      &body.prompt_logprobs};
         constexpr std::uint32_t kCounts[] = {
             0, 1, 8, 9, 16, 17, 20, 21, 64, 65, 128, 129, 0x10000000, 0x7fffffff, 0x80000000, ~0u};
         *counts[pick(0, std::size(counts) - 1)] = kCounts[pick(0, std::size(kCounts) - 1)];
@@ -877,6 +923,13 @@ class HostileClient : public ChannelTest {
     const Wide log = static_cast<Wide>(body.max_tokens) * record_bytes(body.logprobs);
     if (!lies_in(answers_offset(), body.log, 4) || log > body.log.bytes) return false;
     if (!lies_in(answers_offset(), body.text, 1)) return false;
+    if (body.prompt_log.bytes != 0) {
+      const Wide scores = static_cast<Wide>(is_tokens ? body.prompt.bytes / 4 : 1) *
+                          record_bytes(body.prompt_logprobs);
+      if (body.prompt_logprobs > kMostLogprobs || scores > body.prompt_log.bytes ||
+          !lies_in(answers_offset(), body.prompt_log, 4))
+        return false;
+    }
     if (body.stop_count > kMostStopStrings || body.stop_token_count > kMostStopTokens) return false;
     for (std::uint32_t i = 0; i < body.stop_count; ++i)
       if (body.stop_bytes[i] == 0 || body.stop_bytes[i] > kStopBytes) return false;

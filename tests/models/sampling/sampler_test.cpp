@@ -136,6 +136,20 @@ TEST(Sampler, TopLogprobsAreSortedAndSumToOne) {
   EXPECT_TRUE(top_logprobs(logits_of({1.0}), 0).empty());
 }
 
+TEST(Sampler, ALogprobsRankIsItsPlaceInTheOrderOfAll) {
+  const auto logits = logits_of({0.1, 0.4, 0.1, 0.4});
+  const auto top = top_logprobs(logits, 4);
+  for (std::uint32_t place = 0; place < 4; ++place) {
+    std::uint32_t rank = 0;
+    EXPECT_EQ(logprob_of(logits, top[place].token, rank), top[place]);
+    EXPECT_EQ(rank, place + 1);
+  }
+  std::uint32_t rank = 0;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  (void)logprob_of(std::vector<float>{nan, 1, -std::numeric_limits<float>::infinity()}, 2, rank);
+  EXPECT_EQ(rank, 3u);
+}
+
 TEST(SamplingParams, OutOfRangeNamesTheField) {
   const auto refused = [](const SamplingParams& params, const std::string& field) {
     const auto result = checked(params);

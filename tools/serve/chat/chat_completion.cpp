@@ -57,6 +57,10 @@ ChatCompletion::Json ChatCompletion::write(std::size_t index, const std::string&
   return json;
 }
 
+void ChatCompletion::complete(Json& answer) const {
+  answer["prompt_logprobs"] = prompt_logprobs_of(0);
+}
+
 ToolCallReader::Found ChatCompletion::read(std::size_t index, const std::string& text,
                                            const std::vector<OutputToken>& tokens) {
   Turn& turn = turns_[index];

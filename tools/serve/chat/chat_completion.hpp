@@ -29,6 +29,7 @@ class ChatCompletion : public Generation {
   std::string_view kind() const override {
     return request().stream ? "chat.completion.chunk" : "chat.completion";
   }
+  void complete(Json& answer) const override;
   Json write(std::size_t index, const std::string& text,
              const std::vector<OutputToken>& tokens) override;
   ToolCallReader::Found read(std::size_t index, const std::string& text,

@@ -69,12 +69,21 @@ void read_stream(Fields& fields, AnswerRequest& request) {
   fields.add_unknown("stream_options", options.unknown());
 }
 
+void read_prompt_logprobs(Fields& fields, AnswerRequest& request) {
+  static const std::string kName = "prompt_logprobs";
+  if (!fields.has(kName)) return;
+  request.generate.prompt_logprobs = static_cast<std::uint32_t>(fields.integer(kName, 0, 0, 20));
+  request.tells_prompt_logprobs = true;
+  if (request.stream) fields.fail(kName, "is not told in a stream; leave \"stream\" out");
+}
+
 }  // namespace
 
 GenerateRequest AnswerRequest::for_answer(std::size_t prompt, std::uint32_t i) const {
   GenerateRequest one = generate;
   one.prompt = prompts[prompt].text;
   one.prompt_tokens = prompts[prompt].tokens;
+  if (one.prompt_logprobs && one.prompt_tokens.empty()) one.prompt_tokens = prompts[prompt].told;
   if (one.seed) *one.seed += i;
   return one;
 }
@@ -95,6 +104,7 @@ void read_answer_fields(Fields& fields, const ServedModel& model, AnswerRequest&
   read_stop(fields, request.generate);
   read_sampling(fields, model, request.generate);
   read_salt(fields, request.generate);
+  read_prompt_logprobs(fields, request);
   request.return_token_ids = fields.boolean("return_token_ids", false);
   request.token_ids_as_text = fields.boolean("return_tokens_as_token_ids", false);
   static const std::vector<std::pair<std::string, Json>> kMissing = {
@@ -106,7 +116,6 @@ void read_answer_fields(Fields& fields, const ServedModel& model, AnswerRequest&
       {"logit_bias", Json::object()},
       {"min_tokens", 0},
       {"presence_penalty", 0},
-      {"prompt_logprobs", nullptr},
       {"repetition_penalty", 1},
       {"response_format", {{"type", "text"}}},
       {"skip_special_tokens", true},

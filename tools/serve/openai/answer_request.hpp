@@ -21,12 +21,15 @@ struct AnswerRequest {
   struct Prompt {
     std::string text;
     std::vector<TokenId> tokens;  ///< instead of text
-    std::vector<TokenId> told{};  ///< of a text, those that the caller wants to be told
+    std::vector<TokenId> told{};  ///< of a text, if somebody wants them (wants_tokens())
   };
   std::vector<Prompt> prompts;
   std::string model;                      ///< the model's name, or an adapter's
   std::uint32_t n = 1;                    ///< answers to each prompt
   std::optional<std::uint32_t> logprobs;  ///< so many alternatives to each token
+  /// The answer says how likely the prompt's tokens are. So may one that repeats the prompt:
+  /// generate.prompt_logprobs is set for both.
+  bool tells_prompt_logprobs = false;
   bool stream = false;
   bool include_usage = false;     ///< streamed: a last event tells it
   bool continuous_usage = false;  ///< streamed: each event tells it
@@ -36,6 +39,8 @@ struct AnswerRequest {
   /// Of each request to an engine, but for its prompt and seed.
   GenerateRequest generate;
 
+  /// Whether prompts that are texts are needed as tokens, too.
+  bool wants_tokens() const { return return_token_ids || generate.prompt_logprobs; }
   /// The request to an engine for one prompt's i-th answer.
   GenerateRequest for_answer(std::size_t prompt, std::uint32_t i) const;
 };

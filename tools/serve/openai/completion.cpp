@@ -1,5 +1,7 @@
 #include "tools/serve/openai/completion.hpp"
 
+#include <algorithm>
+#include <span>
 #include <utility>
 
 #include "models/text/detokenizer.hpp"
@@ -22,6 +24,7 @@ Completion::Json Completion::write(std::size_t index, const std::string& text,
   json["logprobs"] = request().logprobs ? logprobs_of(index, tokens) : Json();
   json["finish_reason"] = finish_reason_of(index);
   json["stop_reason"] = stop_reason_of(index);
+  if (!request().stream) json["prompt_logprobs"] = prompt_logprobs_of(index);
   if (!request().return_token_ids) return json;
   json["token_ids"] = ids_of(tokens);
   if (is_first(index))
@@ -35,18 +38,39 @@ Completion::Json Completion::logprobs_of(std::size_t index,
                    {"token_logprobs", Json::array()},
                    {"tokens", Json::array()},
                    {"top_logprobs", Json::array()}};
+  if (echo_ && is_first(index)) add_prompt(index, logprobs);
   for (const OutputToken& token : tokens) {
     const std::string text = token_text(token.token);
-    Json top = Json::object();
-    for (const TokenLogprob& entry : token.top) top[token_text(entry.token)] = entry.logprob;
-    top[text] = token.logprob;  // also if it is not among the likeliest
     logprobs["text_offset"].push_back(offsets_[index]);
     logprobs["token_logprobs"].push_back(token.logprob);
     logprobs["tokens"].push_back(text);
-    logprobs["top_logprobs"].push_back(std::move(top));
+    logprobs["top_logprobs"].push_back(top_of(token, token.top.size()));
     offsets_[index] += text.size();
   }
   return logprobs;
+}
+
+/// The likeliest tokens, and the token itself if it is not among them.
+template <class Token>
+Completion::Json Completion::top_of(const Token& token, std::size_t most) const {
+  Json top = Json::object();
+  for (const TokenLogprob& entry : std::span(token.top).first(std::min(most, token.top.size())))
+    top[token_text(entry.token)] = entry.logprob;
+  top[token_text(token.token)] = token.logprob;
+  return top;
+}
+
+/// Special tokens are not in the text.
+void Completion::add_prompt(std::size_t index, Json& logprobs) const {
+  std::size_t offset = 0;
+  for (const PromptLogprob& token : choice(index).scored_prompt) {
+    const bool is_scored = token.rank != 0;
+    logprobs["text_offset"].push_back(offset);
+    logprobs["token_logprobs"].push_back(is_scored ? Json(token.logprob) : Json());
+    logprobs["tokens"].push_back(token_text(token.token));
+    logprobs["top_logprobs"].push_back(is_scored ? top_of(token, *request().logprobs) : Json());
+    if (!model().tokenizer.is_special(token.token)) offset += model().text_of(token.token).size();
+  }
 }
 
 }  // namespace kvhive

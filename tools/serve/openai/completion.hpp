@@ -16,6 +16,9 @@ class Completion : public Generation {
   Json write(std::size_t index, const std::string& text,
              const std::vector<OutputToken>& tokens) override;
   Json logprobs_of(std::size_t index, const std::vector<OutputToken>& tokens);
+  template <class Token>
+  Json top_of(const Token& token, std::size_t most) const;
+  void add_prompt(std::size_t index, Json& logprobs) const;
 
   const bool echo_;
   std::vector<std::size_t> offsets_;  ///< of each answer's next token in its text, for logprobs

@@ -1,5 +1,6 @@
 #include "tools/serve/openai/completion_request.hpp"
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -51,7 +52,8 @@ tl::expected<CompletionRequest, ApiError> parse_completion(const Json& body,
     request.logprobs = static_cast<std::uint32_t>(fields.integer("logprobs", 0, 0, 20));
     request.generate.logprobs = *request.logprobs;
     if (request.echo)
-      fields.fail("logprobs", "of the prompt (\"echo\": true) cannot be told yet; leave one out");
+      request.generate.prompt_logprobs =
+          std::max(*request.logprobs, request.generate.prompt_logprobs.value_or(0));
   }
   refuse_what_is_missing(
       fields, {{"prompt_embeds", nullptr}, {"suffix", ""}, {"add_special_tokens", true}});

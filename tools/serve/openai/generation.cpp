@@ -110,6 +110,7 @@ void Generation::on_news(std::size_t index, const Progress& news) {
   for (const OutputToken& token : news.tokens) choice.last_tokens.push_back(token.token);
   if (choice.last_tokens.size() > std::size_t{2 * kTail})
     choice.last_tokens.erase(choice.last_tokens.begin(), choice.last_tokens.end() - kTail);
+  if (!news.prompt.empty()) choice.scored_prompt = news.prompt;
   std::string text = choice.hold.push(news.text);
   if (news.reason != Finish::none) {
     choice.reason = news.reason;
@@ -183,6 +184,7 @@ void Generation::finish() {
   for (std::size_t i = 0; i < choices_.size(); ++i)
     answer["choices"].push_back(written(i, choices_[i].text, choices_[i].tokens));
   answer["usage"] = usage();
+  complete(answer);
   context_.exchange->answer(
       {200, dumped(answer), "application/json", {{"X-Request-Id", context_.id}}});
 }
@@ -208,6 +210,30 @@ Generation::Json Generation::finish_reason_of(std::size_t index) const {
 
 std::string Generation::token_text(TokenId token) const {
   return request_.token_ids_as_text ? "token_id:" + std::to_string(token) : model().text_of(token);
+}
+
+Generation::Json Generation::prompt_logprobs_of(std::size_t index) const {
+  if (!request_.tells_prompt_logprobs) return {};
+  Json all = Json::array();
+  for (const PromptLogprob& token : choice(index).scored_prompt) {
+    if (all.empty()) {  // the first token has nothing before it
+      all.push_back(nullptr);
+      continue;
+    }
+    const auto entry = [this](TokenId id, float logprob, std::size_t rank) {
+      return Json{{"logprob", logprob}, {"rank", rank}, {"decoded_token", model().text_of(id)}};
+    };
+    Json place = Json::object();
+    place[std::to_string(token.token)] = entry(token.token, token.logprob, token.rank);
+    // Repeated prompts may have asked for more.
+    const std::size_t most =
+        std::min<std::size_t>(token.top.size(), *request_.generate.prompt_logprobs);
+    for (std::size_t i = 0; i < most; ++i)
+      place[std::to_string(token.top[i].token)] =
+          entry(token.top[i].token, token.top[i].logprob, i + 1);
+    all.push_back(std::move(place));
+  }
+  return all;
 }
 
 /// The engine cuts the stop text off, so it is looked for in the tokens' text, where the last one

@@ -47,6 +47,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     TextHold hold;
     std::string text;  ///< of an answer that is not streamed, as the tokens
     std::vector<OutputToken> tokens;
+    std::vector<PromptLogprob> scored_prompt;
     std::uint32_t prompt_tokens = 0, cached_tokens = 0;
     bool has_begun = false;  ///< something of it was written
     Finish reason = Finish::none;
@@ -62,6 +63,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   virtual Json write(std::size_t index, const std::string& text,
                      const std::vector<OutputToken>& tokens) = 0;
 
+  /// Adds what is the whole answer's, if it is not streamed.
+  virtual void complete(Json& /*answer*/) const {}
+
   const AnswerRequest& request() const { return request_; }
   const ServedModel& model() const { return *context_.model; }
   const Choice& choice(std::size_t index) const { return choices_[index]; }
@@ -74,6 +78,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   Json stop_reason_of(std::size_t index) const;
   /// A token as logprobs show it.
   std::string token_text(TokenId token) const;
+  /// How likely the prompt's tokens are, as vLLM tells it; null = nobody has asked.
+  Json prompt_logprobs_of(std::size_t index) const;
 
  private:
   void on_news(std::size_t index, const Progress& news);
