@@ -248,6 +248,9 @@ TEST_F(ChannelTest, ScoresThatWereNotAskedForAreNotWritten) {
   sink->admitted({200, 0, 0});
   const std::vector<PromptToken> scores(200, {7, -1, 1, {{5, -0.5f}}});
   sink->prompt(0, scores);
+  const ChannelRange& room = answer(slot).body.prompt_log;
+  const auto behind = client_.raw_answers().subspan(room.offset + room.bytes, 1000);
+  EXPECT_TRUE(std::ranges::all_of(behind, [](std::byte byte) { return byte == std::byte{0}; }));
   sink->token({1, 0, {}}, "a");
   const std::vector<PromptToken> read = client_.read(slot).prompt;
   EXPECT_EQ(read, std::vector<PromptToken>(taken.most_scored(), {7, -1, 1, {}}));
