@@ -136,6 +136,7 @@ void BlockManagerState::keep_right_drafts(Sequence& sequence) {
   const std::size_t right = std::min(drafts, known - sequence.computed);
   sequence.computed += static_cast<std::uint32_t>(right);
   for (Table& table : sequence.tables) publish(sequence, table.published, table.device);
+  bump(pool_.counters()["drafts"], 1);
   bump(pool_.counters()["draft_tokens"], drafts);
   bump(pool_.counters()["accepted_draft_tokens"], right);
 }
@@ -659,6 +660,7 @@ void BlockManagerState::count_first_admission(const Sequence& sequence, const St
   bump(counters["hit_blocks"], start.found.hit);
   bump(counters["host_hit_blocks"], start.found.host_places());
   bump(counters["prompt_tokens"], sequence.tokens.size());
+  if (sequence.reads_cache) bump(counters["queried_tokens"], sequence.tokens.size());
   bump(counters["cached_tokens"], start.computed);
   count_origins(start.found);
 }

@@ -357,6 +357,7 @@ TEST_F(BlockManagerStateTest, TheNextStepGoesOnBehindTheDraftsThatWereRight) {
   EXPECT_EQ(next.work.at(0).start, 7u);
   EXPECT_THAT(next.work.at(0).tokens, ElementsAre(5));
   EXPECT_EQ(next.work.at(0).drafts, 0u);
+  EXPECT_EQ(pool_->counters()["drafts"].load(), 1u);
   EXPECT_EQ(pool_->counters()["draft_tokens"].load(), 3u);
   EXPECT_EQ(pool_->counters()["accepted_draft_tokens"].load(), 2u);
 }

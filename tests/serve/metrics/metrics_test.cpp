@@ -68,11 +68,16 @@ TEST_F(MetricsTest, WhatWasServedIsCountedExactly) {
   stopped["prompt"] = passage();
   stopped["stop"] = whole.substr(whole.size() / 2, 7);
   add(service_.ask(post(kCompletions, stopped.dump())).json()["usage"]);
+  Json scored = completion(3);
+  scored["prompt"] = passage();
+  scored["prompt_logprobs"] = 0;
+  const Json scored_usage = service_.ask(post(kCompletions, scored.dump())).json()["usage"];
+  add(scored_usage);
   const Json refused = {{"prompt", {99999}}, {"max_tokens", 2}};
   EXPECT_EQ(service_.ask(post(kCompletions, refused.dump())).status, 400);
 
   const MetricsText host = scrape(service_);
-  const auto served = static_cast<double>(lengths.size() + 1);
+  const auto served = static_cast<double>(lengths.size() + 2);
   const auto ended = [&](const char* reason) {
     return host.sum("vllm:request_success_total", {{"finished_reason", reason}});
   };
@@ -93,7 +98,8 @@ TEST_F(MetricsTest, WhatWasServedIsCountedExactly) {
   EXPECT_EQ(host.sum("vllm:request_prompt_tokens_sum"), prompt_tokens);
   EXPECT_GT(cached, 0);
   EXPECT_EQ(host.sum("vllm:prefix_cache_hits_total"), cached);
-  EXPECT_EQ(host.sum("vllm:prefix_cache_queries_total"), prompt_tokens);
+  EXPECT_EQ(host.sum("vllm:prefix_cache_queries_total"),
+            prompt_tokens - scored_usage["prompt_tokens"].get<double>());
   EXPECT_EQ(host.sum("vllm:iteration_tokens_total_sum"), prompt_tokens - cached + tokens - served);
   const double e2e = host.sum("vllm:e2e_request_latency_seconds_sum");
   EXPECT_NEAR(e2e,

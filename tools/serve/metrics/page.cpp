@@ -29,25 +29,27 @@ constexpr Twin kTwins[] = {
     {"vllm:prompt_tokens_cached_total", "cached_tokens",
      "of these, found in the pool instead of computed"},
     {"vllm:generation_tokens_total", "generated_tokens", "tokens generated"},
+    {"vllm:spec_decode_num_drafts_total", "drafts",
+     "times that a request was guessed ahead in a step"},
     {"vllm:spec_decode_num_draft_tokens_total", "draft_tokens",
      "tokens guessed ahead and computed with a request's newest one"},
     {"vllm:spec_decode_num_accepted_tokens_total", "accepted_draft_tokens",
      "of these, those that the model would have sampled"},
-    {"vllm:prefix_cache_queries_total", "prompt_tokens",
+    {"vllm:prefix_cache_queries_total", "queried_tokens",
      "tokens of prompts that were looked up in the pool, once a request"},
     {"vllm:prefix_cache_hits_total", "cached_tokens", "of these, found (device or host tier)"},
 };
 constexpr Twin kOldTwins[] = {
-    {"vllm:gpu_prefix_cache_queries_total", "prompt_tokens",
+    {"vllm:gpu_prefix_cache_queries_total", "queried_tokens",
      "an old name of vllm:prefix_cache_queries_total"},
     {"vllm:gpu_prefix_cache_hits_total", "cached_tokens",
      "an old name of vllm:prefix_cache_hits_total"},
 };
 /// Counters that have a family of vLLM's; each of the others has one of kvhive's.
 constexpr CounterName kShownAsVllms[] = {
-    "prompt_tokens",       "cached_tokens",         "generated_tokens", "draft_tokens",
-    "overloaded_requests", "accepted_draft_tokens", "finished_stop",    "finished_length",
-    "finished_abort",      "finished_error"};
+    "prompt_tokens",  "cached_tokens",   "generated_tokens",    "draft_tokens",
+    "queried_tokens", "drafts",          "overloaded_requests", "accepted_draft_tokens",
+    "finished_stop",  "finished_length", "finished_abort",      "finished_error"};
 
 bool is_shown_as_vllms(std::size_t place) {
   return std::any_of(std::begin(kShownAsVllms), std::end(kShownAsVllms),
