@@ -126,19 +126,39 @@ TEST(CommandLine, HelpShowsChoicesDefaultsAndUnits) {
   EXPECT_EQ(help.find("TEXT"), std::string::npos) << help;
 }
 
+/// Of what `kvhive` prints on a terminal, in lines that begin so.
+std::size_t widest_line(std::vector<std::string> command, unsigned short columns,
+                        const std::string& begin = "") {
+  command.insert(command.begin(), program("kvhive"));
+  PseudoTerminal terminal(command, columns, 24);
+  EXPECT_EQ(terminal.wait_for_end(), 0);
+  std::istringstream lines(terminal.printed());
+  std::size_t most = 0;
+  for (std::string line; std::getline(lines, line);)  // ends with a carriage return
+    if (line.starts_with(begin)) most = std::max(most, line.size() - 1);
+  return most;
+}
+
 TEST(CommandLine, HelpIsAsWideAsTheTerminalAndNoWider) {
   const auto widest = [](unsigned short columns) {
-    PseudoTerminal terminal({program("kvhive"), "serve", "--help"}, columns, 24);
-    EXPECT_EQ(terminal.wait_for_end(), 0);
-    std::istringstream lines(terminal.printed());
-    std::size_t most = 0;
-    for (std::string line; std::getline(lines, line);)  // ends with a carriage return
-      if (line.starts_with("      ")) most = std::max(most, line.size() - 1);
-    return most;
+    return widest_line({"serve", "--help"}, columns, "      ");
   };
   EXPECT_LE(widest(50), 50u);
   EXPECT_GT(widest(200), 70u);
   EXPECT_LE(widest(200), 80u);
+}
+
+/// A column of words is wrapped if the terminal is narrower, and stays one line in a pipe.
+TEST(CommandLine, TablesAreNoWiderThanTheTerminal) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "8M"});
+  const std::vector<std::string> command = {"pool", "stat", "--socket", daemon.socket()};
+  EXPECT_LE(widest_line(command, 80, "hit tokens"), 80u);
+  EXPECT_LE(widest_line(command, 80, "      "), 80u);
+  EXPECT_GT(widest_line(command, 80, "      "), 60u) << "what did not fit stands below";
+  EXPECT_GT(widest_line(command, 200, "hit tokens"), 80u);
+  const std::string piped = run("kvhive", command).out;
+  const char* const whole = "another engine, or an earlier process of this one, had computed\n";
+  EXPECT_NE(piped.find(whole), std::string::npos) << piped;
 }
 
 TEST(CommandLine, LayoutOfNoMemoryIsRefused) {

@@ -2,8 +2,11 @@
 // Columns for people: left-aligned text, right-aligned numbers.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "tools/program/lines.hpp"
 
 namespace kvhive {
 
@@ -13,7 +16,10 @@ class Table {
   explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
 
   void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
-  std::string text() const;
+  /// On a terminal the last column is wrapped, if it is of words.
+  std::string text() const { return text(terminal_width()); }
+  /// \param width  columns; nothing = any
+  std::string text(std::optional<std::size_t> width) const;
 
  private:
   std::vector<std::vector<std::string>> rows_;

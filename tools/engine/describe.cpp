@@ -103,7 +103,8 @@ Expected<void> print_model_facts(const Options& options, const ModelConfig& conf
     return forward_error(tokenizer);
   const KvLayout layout = kv_layout(options, choice->kind, config);
   Json groups = Json::array();
-  for (const CacheGroup& group : group_layers(config).groups.all())
+  const LayerGroups layers = group_layers(config);
+  for (const CacheGroup& group : layers.groups.all())
     groups.push_back({static_cast<int>(group.kind), group.span});
   const Json facts = {{"name", model_name(options)},
                       {"fingerprint", *fingerprint},
