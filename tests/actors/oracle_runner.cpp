@@ -8,7 +8,10 @@
 namespace kvhive::testing {
 namespace {
 
-constexpr std::uint64_t kNoPast = 0x9e3779b97f4a7c15ull;
+/// Before the first token. What was computed with another adapter has another past.
+std::uint64_t no_past(std::int32_t adapter) {
+  return 0x9e3779b97f4a7c15ull * (static_cast<std::uint64_t>(adapter) + 2);
+}
 
 std::uint64_t extend(std::uint64_t past, TokenId token, std::uint64_t position) {
   std::uint64_t h = past ^ (static_cast<std::uint64_t>(token) << 32 | position);
@@ -32,9 +35,10 @@ PromptToken score(TokenId token, std::uint64_t past, std::uint32_t likeliest) {
 
 }  // namespace
 
-std::vector<PromptToken> oracle_scores(std::span<const TokenId> prompt, std::uint32_t likeliest) {
+std::vector<PromptToken> oracle_scores(std::span<const TokenId> prompt, std::uint32_t likeliest,
+                                       std::int32_t adapter) {
   std::vector<PromptToken> scores = {{prompt.front(), 0, 0, {}}};
-  std::uint64_t past = kNoPast;
+  std::uint64_t past = no_past(adapter);
   for (std::size_t i = 1; i < prompt.size(); ++i) {
     past = extend(past, prompt[i - 1], i - 1);
     scores.push_back(score(prompt[i], past, likeliest));
@@ -42,18 +46,18 @@ std::vector<PromptToken> oracle_scores(std::span<const TokenId> prompt, std::uin
   return scores;
 }
 
-TokenId oracle_next(std::span<const TokenId> sequence) {
-  std::uint64_t past = kNoPast;
+TokenId oracle_next(std::span<const TokenId> sequence, std::int32_t adapter) {
+  std::uint64_t past = no_past(adapter);
   for (std::size_t i = 0; i < sequence.size(); ++i) past = extend(past, sequence[i], i);
   return token_of(past);
 }
 
 OracleOutput oracle_output(std::span<const TokenId> prompt, const GenerationParams& params,
-                           std::uint32_t max_model_len) {
+                           std::uint32_t max_model_len, std::int32_t adapter) {
   std::vector<TokenId> sequence(prompt.begin(), prompt.end());
   OracleOutput output;
   while (output.reason == FinishReason::none) {
-    const TokenId next = oracle_next(sequence);
+    const TokenId next = oracle_next(sequence, adapter);
     sequence.push_back(next);
     output.tokens.push_back(next);
     const auto& stops = params.stop_token_ids;
@@ -142,13 +146,13 @@ void OracleRunner::write(const ScheduledSequence& work) const {
 std::uint64_t OracleRunner::read_back(const ScheduledSequence& work, std::size_t query,
                                       std::size_t tokens) const {
   const std::uint32_t size = memory_.geometry().models[0].tokens_per_block;
-  if (tokens == 0) return kNoPast;
+  if (tokens == 0) return no_past(work.adapter);
   std::uint64_t agreed = 0;
   std::size_t seen = 0, damaged = 0;
   for (std::size_t g = 0; g < memory_.geometry().models[0].groups.count; ++g) {
     const std::size_t first = memory_.geometry().models[0].groups.group[g].skipped_tokens(query);
     if (first >= tokens) continue;
-    std::uint64_t past = kNoPast;
+    std::uint64_t past = no_past(work.adapter);
     for (std::size_t i = first; i < tokens; ++i) {
       const TokenKv& kv = at(table_of(work, g)[i / size].value, i % size);
       if (i == first && first != 0) past = kv.past;

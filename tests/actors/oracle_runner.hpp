@@ -19,7 +19,7 @@ inline constexpr std::uint32_t kOracleVocab = 32;
 inline constexpr TokenId kOracleEos = 31;
 
 /// The token after `sequence`, from the oracle's definition alone.
-TokenId oracle_next(std::span<const TokenId> sequence);
+TokenId oracle_next(std::span<const TokenId> sequence, std::int32_t adapter = -1);
 
 /// All tokens that a request generates, and why it ends. The oracle does not know stop strings.
 struct OracleOutput {
@@ -27,10 +27,11 @@ struct OracleOutput {
   FinishReason reason = FinishReason::none;
 };
 OracleOutput oracle_output(std::span<const TokenId> prompt, const GenerationParams& params,
-                           std::uint32_t max_model_len);
+                           std::uint32_t max_model_len, std::int32_t adapter = -1);
 
 /// How the oracle scores a prompt.
-std::vector<PromptToken> oracle_scores(std::span<const TokenId> prompt, std::uint32_t likeliest);
+std::vector<PromptToken> oracle_scores(std::span<const TokenId> prompt, std::uint32_t likeliest,
+                                       std::int32_t adapter = -1);
 
 class OracleRunner : public StepRunner {
  public:

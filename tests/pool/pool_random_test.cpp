@@ -244,6 +244,9 @@ TEST_P(PoolRandom, AgreesWithTheModelOfVllm) {
     if (scenario.host_blocks != 0) host.step();
     device.compare();
     if (scenario.host_blocks != 0) host.compare();
+    if (operation % 1000 == 0) {
+      ASSERT_THAT(fsck(memory, Moment::quiescent).violations, ::testing::IsEmpty());
+    }
     if (HasFailure()) return;
   }
   EXPECT_GT(device.hits(), std::uint64_t(operations) / 30);
