@@ -87,6 +87,11 @@ def completions(client, model):
     check("completions: n, lists, echo", [c.text[:3] for c in again.choices] == ["In ", "In ", "And", "And"], again)
     told = client.completions.create(model=model, prompt="In the beginning", max_tokens=3, logprobs=2, temperature=0)
     check("completions: logprobs", len(told.choices[0].logprobs.tokens) == 3, told)
+    # As evaluation harnesses ask how likely a text is: the last token is the answer's.
+    scored = client.completions.create(model=model, prompt="In the beginning God created", max_tokens=1, logprobs=1, echo=True, temperature=0)
+    scores = scored.choices[0].logprobs
+    check("completions: a scored prompt", scores.token_logprobs[0] is None and all(s < 0 for s in scores.token_logprobs[1:])
+          and len(scores.tokens) == scored.usage.prompt_tokens + 1 and "".join(scores.tokens[1:]) == scored.choices[0].text, scored)
     text = whole.choices[0].text
     cut = client.completions.create(model=model, prompt="In the beginning", max_tokens=30, temperature=0, stop=[text[20:26]])
     check("completions: stop", cut.choices[0].text == text[:text.find(text[20:26])] and cut.choices[0].finish_reason == "stop", cut)
