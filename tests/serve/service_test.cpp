@@ -238,6 +238,26 @@ TEST_F(ServiceTest, ARepeatedPromptIsScored) {
   EXPECT_EQ(first["top_logprobs"][prompt - 1], logprobs["top_logprobs"][prompt - 1]);
 }
 
+/// As evaluation harnesses ask: the prompt, and nothing behind it.
+TEST_F(ServiceTest, ARepeatedPromptMayHaveNoAnswer) {
+  Json request = completion("In the beginning", 0);
+  request["echo"] = true;
+  request["logprobs"] = 1;
+  for (const bool is_streamed : {false, true}) {
+    request["stream"] = is_streamed;
+    request["stream_options"] = is_streamed ? Json{{"include_usage", true}} : Json();
+    const HttpReply reply = service_.ask(post(kCompletions, request.dump()));
+    const Json first = is_streamed ? Json::parse(reply.events().front()) : reply.json();
+    const Json last =
+        is_streamed ? Json::parse(reply.events().at(reply.events().size() - 2)) : reply.json();
+    EXPECT_EQ(first["choices"][0]["text"], "In the beginning");
+    EXPECT_EQ(first["choices"][0]["logprobs"]["tokens"].size(), last["usage"]["prompt_tokens"]);
+    EXPECT_EQ(last["usage"]["completion_tokens"], 0);
+  }
+  request["echo"] = false;
+  EXPECT_EQ(service_.ask(post(kCompletions, request.dump())).status, 400);
+}
+
 TEST_F(ServiceTest, PromptLogprobsAreToldAsVllmTellsThem) {
   Json request = completion("In the beginning", 1);
   request["prompt_logprobs"] = 1;

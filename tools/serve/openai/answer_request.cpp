@@ -130,10 +130,10 @@ void read_answer_fields(Fields& fields, const ServedModel& model, AnswerRequest&
 }
 
 std::uint32_t read_max_tokens(Fields& fields, const std::string& name, std::uint32_t fallback,
-                              const ServedModel& model) {
+                              const ServedModel& model, std::uint32_t least) {
   const auto most = std::max<std::uint32_t>(model.max_model_len, 1);
   return static_cast<std::uint32_t>(
-      std::min<std::int64_t>(fields.integer(name, fallback, 1, 10'000'000), most));
+      std::min<std::int64_t>(fields.integer(name, fallback, least, 10'000'000), most));
 }
 
 void refuse_what_is_missing(Fields& fields,

@@ -30,6 +30,7 @@ struct AnswerRequest {
   /// The answer says how likely the prompt's tokens are. So may one that repeats the prompt:
   /// generate.prompt_logprobs is set for both.
   bool tells_prompt_logprobs = false;
+  bool repeats_only = false;  ///< the prompt is wanted, and nothing behind it
   bool stream = false;
   bool include_usage = false;     ///< streamed: a last event tells it
   bool continuous_usage = false;  ///< streamed: each event tells it
@@ -48,9 +49,9 @@ struct AnswerRequest {
 /// Reads all but prompts, logprobs and the most tokens.
 void read_answer_fields(Fields& fields, const ServedModel& model, AnswerRequest& request);
 
-/// The most tokens that a request asks for in the named field.
+/// The most tokens that a request asks for in the named field, at least `least`.
 std::uint32_t read_max_tokens(Fields& fields, const std::string& name, std::uint32_t fallback,
-                              const ServedModel& model);
+                              const ServedModel& model, std::uint32_t least = 1);
 
 /// Refuses fields that would change the answer and are not there yet. Each comes with the value
 /// that changes nothing.

@@ -46,8 +46,12 @@ tl::expected<CompletionRequest, ApiError> parse_completion(const Json& body,
   CompletionRequest request;
   read_answer_fields(fields, model, request);
   read_prompts(fields, request.prompts);
-  request.generate.max_tokens = read_max_tokens(fields, "max_tokens", 16, model);
   request.echo = fields.boolean("echo", false);
+  request.generate.max_tokens =
+      read_max_tokens(fields, "max_tokens", 16, model, request.echo ? 0 : 1);
+  request.repeats_only = request.generate.max_tokens == 0;
+  // An engine generates at least one, as vLLM's does; it is not told.
+  if (request.repeats_only) request.generate.max_tokens = 1;
   if (fields.has("logprobs")) {
     request.logprobs = static_cast<std::uint32_t>(fields.integer("logprobs", 0, 0, 20));
     request.generate.logprobs = *request.logprobs;

@@ -29,6 +29,13 @@ nlohmann::ordered_json usage_json(std::uint64_t prompt, std::uint64_t generated,
           {"prompt_tokens_details", {{"cached_tokens", cached}}}};
 }
 
+Progress without_answer(Progress news) {
+  news.tokens.clear();
+  news.text.clear();
+  news.text_bytes = 0;
+  return news;
+}
+
 }  // namespace
 
 std::vector<TokenId> ids_of(const std::vector<OutputToken>& tokens) {
@@ -56,8 +63,10 @@ void Generation::start() {
   for (std::size_t i = 0; i < choices_.size(); ++i)
     choices_[i].key = context_.hive.submit(
         request_.for_answer(choices_[i].prompt, static_cast<std::uint32_t>(i) % request_.n),
-        context_.model->id,
-        [self = shared_from_this(), i](const Progress& news) { self->on_news(i, news); });
+        context_.model->id, [self = shared_from_this(), i](const Progress& news) {
+          if (self->request_.repeats_only) return self->on_news(i, without_answer(news));
+          self->on_news(i, news);
+        });
 }
 
 /// A stream that says nothing for long is taken for dead by what stands between, and by some
