@@ -39,6 +39,7 @@ void check_answer_request(const AnswerRequest& request) {
   for (const std::string& stop : generate.stop)
     KV_CHECK(!stop.empty() && stop.size() <= kStopBytes);
   KV_CHECK(generate.stop_token_ids.size() <= kMostStopTokens);
+  KV_CHECK(generate.prompt_logprobs.value_or(0) <= kMostLogprobs);
   KV_CHECK(generate.logprobs <= kMostLogprobs && generate.cache_salt.size() <= kSaltBytes);
   for (const std::string& name : request.unknown_fields.names)
     for (const char letter : UnknownFields::shown(name)) KV_CHECK(letter >= ' ' && letter <= '~');
