@@ -61,8 +61,13 @@ TEST_P(Arithmetic, GivesTheSameTokensSharedPreemptedAndAfterDeaths) {
   daemon.kill_keeper();
   // A new engine is told by the successor, which knows from the ledger.
   ASSERT_TRUE(eventually([&] { return !daemon.engine(0).is_null(); }));
-  signal_process(daemon.engine(0)["pid"].get<pid_t>(), SIGKILL);
+  const pid_t last = daemon.engine(0)["pid"].get<pid_t>();
+  signal_process(last, SIGKILL);
   EXPECT_EQ(tokens_of(generate_all(clients, requests())), expected);
+  EXPECT_TRUE(eventually([&] {
+    const Json engine = daemon.status()["engines"][0];
+    return engine.at("pid") != last && engine.at("state") == "serving";
+  }));
   EXPECT_TRUE(eventually([&] { return daemon.fsck_is_clean(); }));
 }
 
