@@ -746,7 +746,7 @@ void BlockManagerState::schedule(Round& round, SeqId seq, Sequence& sequence,
   sequence.in_flight = tokens;
 }
 
-/// What the step's tokens say of the prompt's tokens that have not been scored yet.
+/// Has the step score the tokens of the prompt that follow its own and have no score yet.
 void BlockManagerState::score(const Sequence& sequence, ScheduledSequence& work) {
   const std::size_t first = std::max(work.start + 1, sequence.scored);
   const std::size_t end =

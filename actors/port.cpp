@@ -294,6 +294,7 @@ std::size_t Port::abort(OpenChannel& open) {
 std::optional<Submission> Port::tokenise(OpenChannel& open, TakenRequest& request) {
   long_prompts_.forget({open.channel->id(), request.slot});  // another engine has ended it
   std::shared_ptr<OutputSink> sink = open.channel->sink(request);
+  const std::size_t most_scored = request.most_scored();
   const ExtraKey salt = start_key(request.params.cache_salt, request.params.adapter);
   Submission submission{{open.channel->id(), request.slot},
                         {},
@@ -311,7 +312,7 @@ std::optional<Submission> Port::tokenise(OpenChannel& open, TakenRequest& reques
     submission.adapter = *adapter;
   else
     return complete(std::move(submission), forward_error(adapter));
-  submission.most_scored = request.most_scored();
+  submission.most_scored = most_scored;
   if (submission.params.prompt_logprobs && !limits_.scores_prompts)
     return complete(std::move(submission),
                     failure(Errc::unsupported,

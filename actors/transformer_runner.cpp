@@ -12,8 +12,6 @@ namespace {
 
 /// Logits below which threads are not woken: some ten microseconds of one core.
 constexpr std::size_t kSerialLogits = std::size_t{1} << 16;
-/// A prompt's rows are scored so many logits at a time, 32 MiB, or a row.
-constexpr std::size_t kScoredLogits = std::size_t{1} << 23;
 
 }  // namespace
 
@@ -43,10 +41,10 @@ Expected<StepResults> TransformerRunner::run(const StepPlan& plan) {
   return results;
 }
 
-/// Scores the tokens that a sequence's part of the step says something of, some at a time.
+/// How likely the tokens are that the step scores, some at a time.
 PromptScores TransformerRunner::score(const ScheduledSequence& work, std::int32_t first_row) {
   const std::size_t vocab = model_.config().vocab_size;
-  const std::size_t most = std::max<std::size_t>(1, kScoredLogits / vocab);
+  const std::size_t most = scored_at_once(model_.config());
   PromptScores scores{work.seq, work.start + work.first_scored_row + 1, {}};
   scores.tokens.resize(work.scored.size());
   for (std::size_t done = 0; done < scores.tokens.size(); done += most) {

@@ -2,6 +2,8 @@
 // Runs steps on the CPU: makes the plan's copies, runs the transformer with the plan's block tables
 // over the device arena, and samples the next tokens.
 
+#include <algorithm>
+
 #include "actors/step_runner.hpp"
 #include "config/kv_layout.hpp"
 #include "models/transformer.hpp"
@@ -16,6 +18,11 @@ class TransformerRunner : public StepRunner {
         arena_(arena),
         layout_(layout),
         groups_(groups_of(model_.config(), layout).groups.count) {}
+
+  /// So many tokens of a prompt are scored at a time: their logits are 32 MiB, or one row.
+  static std::size_t scored_at_once(const ModelConfig& config) {
+    return std::max<std::size_t>(1, (std::size_t{1} << 23) / config.vocab_size);
+  }
 
   [[nodiscard]] Expected<StepResults> run(const StepPlan& plan) override;
 

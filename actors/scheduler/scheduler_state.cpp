@@ -218,10 +218,10 @@ std::optional<StepRequest> SchedulerState::next_step() {
     if (request.generated() != 0)
       added.computed_before = static_cast<std::uint32_t>(request.tokens.size()) - 1;
     if (!request.params.prompt_logprobs) continue;
-    added.reads_cache = false;
     added.prompt_logprobs = *request.params.prompt_logprobs;
-    // Whoever generated a token had scored the prompt before.
+    // An engine scores the whole prompt before it writes the first token.
     added.scored_tokens = request.generated() == 0 ? request.prompt_tokens : 0;
+    added.reads_cache = added.scored_tokens == 0;
   }
   step_is_out_ = true;
   step_began_ = meter_.now();

@@ -32,7 +32,8 @@ std::size_t log_bytes(const ChannelRequest& request) {
   return request.params.max_tokens * record_bytes(request.params.logprobs);
 }
 
-/// A text may have as many tokens as bytes, and those that the tokeniser adds.
+/// A text rarely has more tokens than bytes, and those that the tokeniser adds. One that does is
+/// refused.
 std::size_t prompt_log_bytes(const ChannelRequest& request) {
   constexpr std::size_t kAdded = 16;
   if (!request.params.prompt_logprobs) return 0;
@@ -185,8 +186,8 @@ Expected<ClientChannel::Open> ClientChannel::reserve(const ChannelRequest& reque
                      "the channel has no room for a request of " + format_bytes(parts[0].bytes) +
                          " and an answer of " +
                          format_bytes(parts[1].bytes + parts[2].bytes + parts[3].bytes) +
-                         "; connect with a larger channel (channel_bytes) or ask for fewer "
-                         "max_tokens");
+                         "; connect with a larger channel (channel_bytes), or ask for less: "
+                         "max_tokens, prompt_logprobs");
     }
     part.range = *taken;
   }

@@ -78,10 +78,10 @@ struct TakenRequest {
   std::optional<RequestStats> earlier_admission;
   RequestTimes times;  ///< as far as an engine has got with it
   std::shared_ptr<HeldMemory> held;
-
-  /// Of how many tokens the prompt may have for its scores to have room. Any, if it has none.
-  std::size_t most_scored() const;
   bool is_new = false;  ///< no engine had it before
+
+  /// The most prompt tokens whose scores fit into prompt_log; no limit if it is not scored.
+  std::size_t most_scored() const;
 };
 
 class EngineChannel : public std::enable_shared_from_this<EngineChannel> {

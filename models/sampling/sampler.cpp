@@ -120,12 +120,14 @@ Sampled logprob_of(std::span<const float> logits, TokenId token, std::uint32_t& 
 std::vector<Sampled> top_logprobs(std::span<const float> logits, int k) {
   KV_CHECK(!logits.empty() && k >= 0, logits.size(), k);
   const double total = log_total(logits, usable_logit(logits[index_of_largest(logits)]));
+  // Ordered as ranks are, by logits: different ones may have the same log-probability.
   std::vector<Sampled> all(logits.size());
   for (std::size_t i = 0; i < logits.size(); ++i)
-    all[i] = {static_cast<TokenId>(i), static_cast<float>(usable_logit(logits[i]) - total)};
+    all[i] = {static_cast<TokenId>(i), usable_logit(logits[i])};
   const auto count = std::min<std::size_t>(k, all.size());
   std::partial_sort(all.begin(), all.begin() + count, all.end(), before);
   all.resize(count);
+  for (Sampled& each : all) each.logprob = static_cast<float>(each.logprob - total);
   return all;
 }
 

@@ -128,7 +128,7 @@ class Family : public ::testing::TestWithParam<Member> {
       ring.scheduler().submit({{1, i},
                                texts[i],
                                {},
-                               {.max_tokens = 1, .prompt_logprobs = 0, .ignore_eos = true},
+                               {.max_tokens = 18, .prompt_logprobs = 0, .ignore_eos = true},
                                std::make_shared<RecordingSink>(scores.of[i])});
     }
     ring.scheduler().flush();
@@ -246,6 +246,9 @@ TEST_P(Family, AnAnswerIsAsLikelyInAScoredPromptAsWhenItWasGenerated) {
           ASSERT_EQ(scored[prompts()[i].size() + t].logprob, generated[t]) << i << " " << t;
       }
       EXPECT_EQ(counted(memory, "hit_blocks"), 0u);
+      EXPECT_GT(mode == PreemptionMode::swap ? counted(memory, "preemptions_swap")
+                                             : counted(memory, "preemptions_recompute"),
+                0u);
     }
 }
 

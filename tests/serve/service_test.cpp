@@ -238,6 +238,34 @@ TEST_F(ServiceTest, ARepeatedPromptIsScored) {
   EXPECT_EQ(first["top_logprobs"][prompt - 1], logprobs["top_logprobs"][prompt - 1]);
 }
 
+/// Each number is its own field's.
+TEST_F(ServiceTest, ARepeatedPromptsAlternativesAreNotThoseOfItsLogprobs) {
+  Json request = completion("In the beginning", 1);
+  request["echo"] = true;
+  request["logprobs"] = 3;
+  request["prompt_logprobs"] = 0;
+  const Json choice = service_.ask(post(kCompletions, request.dump())).json()["choices"][0];
+  EXPECT_GE(choice["logprobs"]["top_logprobs"][2].size(), 3u);
+  EXPECT_EQ(choice["prompt_logprobs"][2].size(), 1u);
+}
+
+/// What would fill a channel, or the service's memory, is refused before an engine is asked.
+TEST_F(ServiceTest, PromptsThatAreTooLongToScoreAreRefused) {
+  Json request = completion("", 1);
+  request["prompt"] = std::vector<TokenId>(1 << 20, 7);
+  request["prompt_logprobs"] = 20;
+  const HttpReply longer = service_.ask(post(kCompletions, request.dump()));
+  EXPECT_EQ(longer.status, 400);
+  EXPECT_THAT(longer.body, HasSubstr("the prompt has 1048576 tokens; a request may have"));
+  EXPECT_EQ(longer.json()["error"]["param"], "prompt");
+  request["prompt"] = std::vector<TokenId>(1000, 7);
+  request["n"] = 20;
+  const HttpReply many = service_.ask(post(kCompletions, request.dump()));
+  EXPECT_EQ(many.status, 400);
+  EXPECT_THAT(many.body, HasSubstr("420000 log-probabilities of prompts; at most 262144"));
+  EXPECT_EQ(many.json()["error"]["param"], "prompt_logprobs");
+}
+
 /// As evaluation harnesses ask: the prompt, and nothing behind it.
 TEST_F(ServiceTest, ARepeatedPromptMayHaveNoAnswer) {
   Json request = completion("In the beginning", 0);

@@ -45,10 +45,12 @@ Expected<std::size_t> profile(const Options& options, const ModelConfig& config)
   TransformerRunner runner(std::move(*model), arena.data(), layout);
   StepPlan plan;
   plan.work.push_back({SeqId{1}, 0, std::vector<TokenId>(length, 0), {}, true, {}, 0});
+  ScheduledSequence& work = plan.work.back();
+  work.scored.assign(std::min<std::size_t>(length, TransformerRunner::scored_at_once(config)), 0);
+  work.prompt_logprobs = kMostLogprobs;
   // All groups may use the same blocks: nobody looks at the result.
   const std::uint32_t groups = group_layers(config).groups.count;
-  for (std::uint32_t i = 0; i < groups * blocks; ++i)
-    plan.work.back().blocks.push_back(BlockId{i % blocks});
+  for (std::uint32_t i = 0; i < groups * blocks; ++i) work.blocks.push_back(BlockId{i % blocks});
   if (auto computed = runner.run(plan); !computed) return forward_error(computed);
 
   std::ifstream status("/proc/self/status");
@@ -61,10 +63,10 @@ Expected<std::size_t> profile(const Options& options, const ModelConfig& config)
 /// The same without a run, for a daemon that needs no exact number.
 std::size_t estimate(const Options& options, const ModelConfig& config) {
   constexpr std::size_t kOfAProcess = std::size_t{24} << 20;
-  return kOfAProcess +
-         Transformer::step_bytes(config, options.max_num_batched_tokens,
-                                 options.most_sampled_rows()) +
-         options.most_sampled_rows() * config.vocab_size * sizeof(float);
+  const std::size_t rows =
+      std::max<std::size_t>(options.most_sampled_rows(), TransformerRunner::scored_at_once(config));
+  return kOfAProcess + Transformer::step_bytes(config, options.max_num_batched_tokens, rows) +
+         rows * config.vocab_size * sizeof(float);
 }
 
 }  // namespace

@@ -189,13 +189,13 @@ Expected<void> serve(const ServeOptions& options,
     signals.async_wait(signals.wait_read, [&](boost::system::error_code error) {
       if (error) return;
       const int signal = next_signal(signals.native_handle());
+      listen();
       if (signal == SIGHUP && has_terminal == is_on_terminal()) {
         if (auto reopened = reopen_log(); !reopened) spdlog::error("{}", reopened.error().text);
         service.reload();
       } else if (signal != 0) {
         ending.on_signal();
       }
-      listen();
     });
   };
   listen();

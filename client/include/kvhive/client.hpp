@@ -143,7 +143,8 @@ struct ClientOptions {
   std::optional<std::uint32_t> engine = std::nullopt;
   /// Shared memory for the outputs of all requests under way, 1 MiB to 1 GiB; 0 = the default.
   /// About 0.3 MiB of it are the library's. A request takes 32 bytes per token of max_tokens, at
-  /// least 4 KiB; a scored prompt 16 per token and 8 per likeliest token. All clients of a daemon
+  /// least 4 KiB; a scored prompt 16 per token and 8 per likeliest token; of a text
+  /// each byte counts as one. All clients of a daemon
   /// together get 4 GiB. There is as much room for prompts; it takes this process's own memory, as
   /// they need it.
   std::size_t channel_bytes = kDefaultChannelBytes;

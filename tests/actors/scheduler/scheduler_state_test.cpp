@@ -356,6 +356,18 @@ TEST_F(SchedulerStateTest, RefusesAPromptThatLeavesNoRoomForOutput) {
   EXPECT_THAT(request->error.text, HasSubstr("max-model-len"));
 }
 
+TEST_F(SchedulerStateTest, RefusesAPromptWithMoreTokensThanItsScoresHaveRoomFor) {
+  for (const std::size_t room : {2u, 3u}) {
+    const auto recording = std::make_shared<Recording>();
+    Submission submission{
+        {2, static_cast<std::uint32_t>(room)}, {1, 2, 3}, {}, {.prompt_logprobs = 0}};
+    submission.sink = std::make_shared<RecordingSink>(recording);
+    submission.most_scored = room;
+    scheduler().submit(std::move(submission));
+    EXPECT_EQ(recording->error.code, room == 2 ? Errc::bad_argument : Errc::none);
+  }
+}
+
 TEST_F(SchedulerStateTest, RefusesTokensOutsideTheVocabularyInPromptAndJournal) {
   for (const TokenId token : {-1, 100, 1 << 30}) {
     const auto request = submit({1, token});

@@ -135,7 +135,7 @@ ChatCompletion::Json ChatCompletion::entry_of(TokenId token, float logprob) cons
   Json bytes = Json::array();
   for (const char byte : model().tokenizer.token_bytes(token))
     bytes.push_back(static_cast<unsigned char>(byte));
-  return {{"token", token_text(token)}, {"logprob", logprob}, {"bytes", std::move(bytes)}};
+  return {{"token", token_text(token)}, {"logprob", told(logprob)}, {"bytes", std::move(bytes)}};
 }
 
 }  // namespace kvhive

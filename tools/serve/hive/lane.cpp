@@ -37,6 +37,7 @@ void Lane::discard(RequestId request) {
 
 void Lane::on_news() {
   const auto woken = client_.wait(std::chrono::milliseconds(0));
+  if (woken) watch();  // first: whatever a listener throws, the others' news are heard
   std::vector<RequestId> requests;
   for (const auto& [request, listener] : listeners_) requests.push_back(request);
   bool has_room = false;
@@ -52,7 +53,6 @@ void Lane::on_news() {
     listener(*news);
   }
   if (!woken) return lose(woken.error());
-  watch();
   if (has_room) on_change_(*this);
 }
 

@@ -53,10 +53,10 @@ void HttpServer::on_accept(boost::system::error_code error, tcp::socket socket) 
     });
     return;
   }
+  accept();  // first: whatever becomes of this one, the next is taken
   if (connections_.count() >= connections_.limits.connections) make_room();
   if (connections_.count() < connections_.limits.connections)
     std::make_shared<Session>(std::move(socket), connections_)->start();
-  accept();
 }
 
 /// Those that are being answered keep their places.

@@ -73,11 +73,32 @@ void read_prompt_logprobs(Fields& fields, AnswerRequest& request) {
   static const std::string kName = "prompt_logprobs";
   if (!fields.has(kName)) return;
   request.generate.prompt_logprobs = static_cast<std::uint32_t>(fields.integer(kName, 0, 0, 20));
-  request.tells_prompt_logprobs = true;
+  request.prompt_logprobs = request.generate.prompt_logprobs;
   if (request.stream) fields.fail(kName, "is not told in a stream; leave \"stream\" out");
 }
 
 }  // namespace
+
+std::optional<ApiError> AnswerRequest::refusal(const ServedModel& served) const {
+  std::size_t scores = 0;
+  for (const Prompt& each : prompts) {
+    const std::vector<TokenId>& ids = each.tokens.empty() ? each.told : each.tokens;
+    if (generate.prompt_logprobs && ids.empty())
+      return ApiError{400, "this text cannot be tokenised; give token ids"};
+    if (ids.size() >= served.max_model_len)
+      return ApiError{400, "the prompt has " + std::to_string(ids.size()) +
+                               " tokens; a request may have " +
+                               std::to_string(served.max_model_len) +
+                               ", at least one of output included; shorten it"};
+    if (generate.prompt_logprobs) scores += n * ids.size() * (1 + *generate.prompt_logprobs);
+  }
+  if (scores <= kMostScores) return std::nullopt;
+  return ApiError{400,
+                  "the answer would have " + std::to_string(scores) +
+                      " log-probabilities of prompts; at most " + std::to_string(kMostScores) +
+                      " fit: ask for fewer alternatives, answers or prompts at a time",
+                  prompt_logprobs ? "prompt_logprobs" : "logprobs"};
+}
 
 GenerateRequest AnswerRequest::for_answer(std::size_t prompt, std::uint32_t i) const {
   GenerateRequest one = generate;

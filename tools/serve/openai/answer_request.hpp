@@ -14,6 +14,8 @@
 
 namespace kvhive {
 
+/// The most log-probabilities of prompts that one request may ask for: some 20 MB of text.
+inline constexpr std::size_t kMostScores = std::size_t{1} << 18;
 /// The most answers that one request may ask for.
 inline constexpr std::size_t kMostAnswers = 256;
 
@@ -27,9 +29,9 @@ struct AnswerRequest {
   std::string model;                      ///< the model's name, or an adapter's
   std::uint32_t n = 1;                    ///< answers to each prompt
   std::optional<std::uint32_t> logprobs;  ///< so many alternatives to each token
-  /// The answer says how likely the prompt's tokens are. So may one that repeats the prompt:
-  /// generate.prompt_logprobs is set for both.
-  bool tells_prompt_logprobs = false;
+  /// The answer says how likely the prompt's tokens are, with so many alternatives to each. (An
+  /// answer that repeats the prompt may say so, too: then generate.prompt_logprobs alone is set.)
+  std::optional<std::uint32_t> prompt_logprobs{};
   bool repeats_only = false;  ///< the prompt is wanted, and nothing behind it
   bool stream = false;
   bool include_usage = false;     ///< streamed: a last event tells it
@@ -42,6 +44,10 @@ struct AnswerRequest {
 
   /// Whether prompts that are texts are needed as tokens, too.
   bool wants_tokens() const { return return_token_ids || generate.prompt_logprobs; }
+  /// Why no engine is asked: a prompt is longer than any may be, or so much is to be told of
+  /// prompts that it would take the service's memory. Known when texts are tokens. An error of the
+  /// prompt itself names no field.
+  std::optional<ApiError> refusal(const ServedModel& served) const;
   /// The request to an engine for one prompt's i-th answer.
   GenerateRequest for_answer(std::size_t prompt, std::uint32_t i) const;
 };

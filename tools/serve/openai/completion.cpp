@@ -42,7 +42,7 @@ Completion::Json Completion::logprobs_of(std::size_t index,
   for (const OutputToken& token : tokens) {
     const std::string text = token_text(token.token);
     logprobs["text_offset"].push_back(offsets_[index]);
-    logprobs["token_logprobs"].push_back(token.logprob);
+    logprobs["token_logprobs"].push_back(told(token.logprob));
     logprobs["tokens"].push_back(text);
     logprobs["top_logprobs"].push_back(top_of(token, token.top.size()));
     offsets_[index] += text.size();
@@ -55,21 +55,22 @@ template <class Token>
 Completion::Json Completion::top_of(const Token& token, std::size_t most) const {
   Json top = Json::object();
   for (const TokenLogprob& entry : std::span(token.top).first(std::min(most, token.top.size())))
-    top[token_text(entry.token)] = entry.logprob;
-  top[token_text(token.token)] = token.logprob;
+    top[token_text(entry.token)] = told(entry.logprob);
+  top[token_text(token.token)] = told(token.logprob);
   return top;
 }
 
-/// Special tokens are not in the text.
+/// Where a token's text begins in the prompt's: special tokens have none.
 void Completion::add_prompt(std::size_t index, Json& logprobs) const {
+  Detokenizer text(model().tokenizer);
   std::size_t offset = 0;
   for (const PromptLogprob& token : choice(index).scored_prompt) {
     const bool is_scored = token.rank != 0;
     logprobs["text_offset"].push_back(offset);
-    logprobs["token_logprobs"].push_back(is_scored ? Json(token.logprob) : Json());
+    logprobs["token_logprobs"].push_back(is_scored ? Json(told(token.logprob)) : Json());
     logprobs["tokens"].push_back(token_text(token.token));
     logprobs["top_logprobs"].push_back(is_scored ? top_of(token, *request().logprobs) : Json());
-    if (!model().tokenizer.is_special(token.token)) offset += model().text_of(token.token).size();
+    offset += text.push(token.token).size();
   }
 }
 

@@ -4,6 +4,7 @@
 #include <span>
 #include <utility>
 
+#include "base/log.hpp"
 #include "models/text/detokenizer.hpp"
 
 namespace kvhive {
@@ -52,6 +53,12 @@ Generation::Generation(AnswerContext context, AnswerRequest request)
 }
 
 void Generation::start() {
+  if (auto refused = request_.refusal(model())) {
+    if (refused->param.empty()) refused->param = prompt_field();
+    end_span(refused->text);
+    is_over_ = true;
+    return context_.exchange->answer(to_answer(*refused));
+  }
   context_.exchange->on_gone = [self = shared_from_this()] {
     self->end_span("the client has gone");
     self->cancel();
@@ -63,10 +70,18 @@ void Generation::start() {
   for (std::size_t i = 0; i < choices_.size(); ++i)
     choices_[i].key = context_.hive.submit(
         request_.for_answer(choices_[i].prompt, static_cast<std::uint32_t>(i) % request_.n),
-        context_.model->id, [self = shared_from_this(), i](const Progress& news) {
-          if (self->request_.repeats_only) return self->on_news(i, without_answer(news));
-          self->on_news(i, news);
-        });
+        context_.model->id,
+        [self = shared_from_this(), i](const Progress& news) { self->hear(i, news); });
+}
+
+/// A mistake of ours costs this request, and none of those that share its channel.
+void Generation::hear(std::size_t index, const Progress& news) {
+  try {
+    request_.repeats_only ? on_news(index, without_answer(news)) : on_news(index, news);
+  } catch (const std::exception& error) {
+    spdlog::error("{} could not be answered: {}", context_.id, error.what());
+    if (!is_over_) fail({500, "the service could not give this answer; its log says why"});
+  }
 }
 
 /// A stream that says nothing for long is taken for dead by what stands between, and by some
@@ -166,6 +181,7 @@ void Generation::stream(std::size_t index, const std::string& text,
   if (text.empty() && tokens.empty() && !has_ended) return;
   Json news = written(index, text, tokens);
   if (news.is_null()) return;
+  choice.scored_prompt = {};  // its first event has told it
   begin_stream();
   last_sent_ = std::chrono::steady_clock::now();
   Json event = head();
@@ -221,8 +237,10 @@ std::string Generation::token_text(TokenId token) const {
   return request_.token_ids_as_text ? "token_id:" + std::to_string(token) : model().text_of(token);
 }
 
+float Generation::told(float logprob) { return std::max(logprob, -9999.0f); }
+
 Generation::Json Generation::prompt_logprobs_of(std::size_t index) const {
-  if (!request_.tells_prompt_logprobs) return {};
+  if (!request_.prompt_logprobs) return {};
   Json all = Json::array();
   for (const PromptLogprob& token : choice(index).scored_prompt) {
     if (all.empty()) {  // the first token has nothing before it
@@ -230,13 +248,13 @@ Generation::Json Generation::prompt_logprobs_of(std::size_t index) const {
       continue;
     }
     const auto entry = [this](TokenId id, float logprob, std::size_t rank) {
-      return Json{{"logprob", logprob}, {"rank", rank}, {"decoded_token", model().text_of(id)}};
+      return Json{
+          {"logprob", told(logprob)}, {"rank", rank}, {"decoded_token", model().text_of(id)}};
     };
     Json place = Json::object();
     place[std::to_string(token.token)] = entry(token.token, token.logprob, token.rank);
-    // Repeated prompts may have asked for more.
-    const std::size_t most =
-        std::min<std::size_t>(token.top.size(), *request_.generate.prompt_logprobs);
+    // For a prompt that is repeated more may have been asked for.
+    const std::size_t most = std::min<std::size_t>(token.top.size(), *request_.prompt_logprobs);
     for (std::size_t i = 0; i < most; ++i)
       place[std::to_string(token.top[i].token)] =
           entry(token.top[i].token, token.top[i].logprob, i + 1);

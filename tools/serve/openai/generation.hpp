@@ -76,12 +76,15 @@ class Generation : public std::enable_shared_from_this<Generation> {
   Json finish_reason_of(std::size_t index) const;
   /// The stop text or token that ended it; null = an end-of-sequence token, or no stop.
   Json stop_reason_of(std::size_t index) const;
+  /// A log-probability as JSON can say it: minus infinity is -9999, as in vLLM.
+  static float told(float logprob);
   /// A token as logprobs show it.
   std::string token_text(TokenId token) const;
   /// How likely the prompt's tokens are, as vLLM tells it; null = nobody has asked.
   Json prompt_logprobs_of(std::size_t index) const;
 
  private:
+  void hear(std::size_t index, const Progress& news);
   void on_news(std::size_t index, const Progress& news);
   void stream(std::size_t index, const std::string& text, const std::vector<OutputToken>& tokens);
   Json written(std::size_t index, const std::string& text, const std::vector<OutputToken>& tokens);
