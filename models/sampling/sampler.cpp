@@ -108,26 +108,28 @@ Sampled sample(std::span<const float> logits, const SamplingParams& params,
 Sampled logprob_of(std::span<const float> logits, TokenId token, std::uint32_t& rank) {
   const auto index = static_cast<std::size_t>(token);
   KV_CHECK(token >= 0 && index < logits.size(), token, logits.size());
-  const float own = usable_logit(logits[index]);
+  const double total = log_total(logits, usable_logit(logits[index_of_largest(logits)]));
+  const auto logprob = [&](std::size_t i) {
+    return static_cast<float>(usable_logit(logits[i]) - total);
+  };
+  const float own = logprob(index);
   rank = 1;
   for (std::size_t i = 0; i < logits.size(); ++i) {
-    const float other = usable_logit(logits[i]);
+    const float other = logprob(i);
     rank += other > own || (other == own && i < index);
   }
-  return with_logprob(logits, usable_logit(logits[index_of_largest(logits)]), index);
+  return {token, own};
 }
 
 std::vector<Sampled> top_logprobs(std::span<const float> logits, int k) {
   KV_CHECK(!logits.empty() && k >= 0, logits.size(), k);
   const double total = log_total(logits, usable_logit(logits[index_of_largest(logits)]));
-  // Ordered as ranks are, by logits: different ones may have the same log-probability.
   std::vector<Sampled> all(logits.size());
   for (std::size_t i = 0; i < logits.size(); ++i)
-    all[i] = {static_cast<TokenId>(i), usable_logit(logits[i])};
+    all[i] = {static_cast<TokenId>(i), static_cast<float>(usable_logit(logits[i]) - total)};
   const auto count = std::min<std::size_t>(k, all.size());
   std::partial_sort(all.begin(), all.begin() + count, all.end(), before);
   all.resize(count);
-  for (Sampled& each : all) each.logprob = static_cast<float>(each.logprob - total);
   return all;
 }
 
