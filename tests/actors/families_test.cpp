@@ -246,9 +246,12 @@ TEST_P(Family, AnAnswerIsAsLikelyInAScoredPromptAsWhenItWasGenerated) {
           ASSERT_EQ(scored[prompts()[i].size() + t].logprob, generated[t]) << i << " " << t;
       }
       EXPECT_EQ(counted(memory, "hit_blocks"), 0u);
-      EXPECT_GT(mode == PreemptionMode::swap ? counted(memory, "preemptions_swap")
-                                             : counted(memory, "preemptions_recompute"),
-                0u);
+      const std::string model = GetParam().model;
+      const bool has_room = model == "mistral" || model == "gemma3";
+      const std::uint64_t preempted = mode == PreemptionMode::swap
+                                          ? counted(memory, "preemptions_swap")
+                                          : counted(memory, "preemptions_recompute");
+      EXPECT_EQ(preempted == 0, has_room) << "their windows need fewer blocks";
     }
 }
 
