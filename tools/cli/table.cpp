@@ -24,12 +24,12 @@ std::string Table::text(std::optional<std::size_t> width) const {
   }
   std::size_t last = 0;  // where the last column begins
   for (std::size_t i = 0; i + 1 < widths.size(); ++i) last += widths[i] + 2;
-  const bool is_narrow = width && last + kLeastWords <= *width;
+  const bool may_wrap = width && last + kLeastWords <= *width;
   std::string text;
   for (const auto& row : rows_) {
     std::string line;
     for (std::size_t i = 0; i < row.size(); ++i) {
-      const bool is_wrapped = is_narrow && i + 1 == widths.size() && row[i].size() > *width - last;
+      const bool is_wrapped = may_wrap && i + 1 == widths.size() && row[i].size() > *width - last;
       if (is_wrapped) {
         const std::vector<std::string> lines = wrapped(row[i], *width - last);
         for (std::size_t l = 0; l + 1 < lines.size(); ++l)
