@@ -166,5 +166,15 @@ TEST(StewardOrdersTest, OnlyTheAnswerToTheLastOrderCounts) {
   EXPECT_EQ(tables.slots[3].use, Slot::Use::used) << "a new engine's slot";
 }
 
+/// Else its next engine is taken for the one that has died, and others run its requests, too.
+TEST(StewardOrdersTest, ASweptSlotKeepsTheCountOfItsLives) {
+  Tables tables = no_tables();
+  tables.slots[3] = {.use = Slot::Use::unswept, .life = 7, .last_owner = "engine 0 (pid 4711)"};
+  tables.order_sweep(3);
+  EXPECT_TRUE(on_reaped(tables, {.slot = 3, .ticket = tables.slots[3].order}));
+  EXPECT_EQ(tables.slots[3].use, Slot::Use::vacant);
+  EXPECT_EQ(tables.slots[3].life, 7u);
+}
+
 }  // namespace
 }  // namespace kvhive::testing
