@@ -310,15 +310,21 @@ Turn Service::turn_of(const Exchange& exchange) const {
   return {route != nullptr ? route->kind : Turn::Kind::answer, exchange.key_number};
 }
 
-void Service::parse(const std::shared_ptr<Exchange>& exchange, OnBody on_body) {
-  const auto parse_body = [exchange] { return parse_json_object(exchange->request().body); };
-  const auto on_parsed = [exchange, on_body = std::move(on_body)](Expected<nlohmann::json> body) {
-    if (!body)
-      return exchange->answer(
-          to_answer({400, "the body (" + std::to_string(exchange->request().body.size()) +
-                              " bytes) is not one JSON object: " + body.error().text +
-                              "; send one, as {\"prompt\": \"In the beginning\"}"}));
-    on_body(*body);
+/// A long body's JSON is made, looked through and freed in the other thread.
+template <class Read, class OnRead>
+void Service::parse(const std::shared_ptr<Exchange>& exchange, Read read, OnRead on_read) {
+  using Asked = decltype(read(nlohmann::json()));
+  const auto parse_body = [exchange, read = std::move(read)]() -> Asked {
+    const std::string& text = exchange->request().body;
+    const auto body = parse_json_object(text);
+    if (body) return read(*body);
+    return tl::unexpected<ApiError>(
+        {400, "the body (" + std::to_string(text.size()) + " bytes) is not one JSON object: " +
+                  body.error().text + "; send one, as {\"prompt\": \"In the beginning\"}"});
+  };
+  const auto on_parsed = [exchange, on_read = std::move(on_read)](Asked asked) {
+    if (!asked) return exchange->answer(to_answer(asked.error()));
+    on_read(std::move(*asked));
   };
   const std::size_t bytes = exchange->request().body.size();
   if (bytes <= Background::kShortBytes) return on_parsed(parse_body());
@@ -344,21 +350,22 @@ void Service::render(const std::shared_ptr<Exchange>& exchange, Serving& serving
 // -- answers --------------------------------------------------------------------------------------
 
 void Service::completions(const std::shared_ptr<Exchange>& exchange) {
-  parse(exchange, [this, exchange, serving = serving_](const nlohmann::json& body) {
-    auto request = parse_completion(body, serving->model());
-    if (!request) return exchange->answer(to_answer(request.error()));
-    unknown_fields_.add(request->unknown_fields);
-    if (refuses_salt(exchange, *request)) return;
+  const auto read = [serving = serving_](const nlohmann::json& body) {
+    return parse_completion(body, serving->model());
+  };
+  parse(exchange, read, [this, exchange, serving = serving_](CompletionRequest request) {
+    unknown_fields_.add(request.unknown_fields);
+    if (refuses_salt(exchange, request)) return;
     const auto start = [this, exchange, serving](CompletionRequest asked) {
       std::make_shared<Completion>(context_of(exchange, serving, "cmpl-"), std::move(asked))
           ->start();
     };
-    if (!request->wants_tokens()) return start(std::move(*request));
+    if (!request.wants_tokens()) return start(std::move(request));
     std::size_t bytes = 0;
-    for (const AnswerRequest::Prompt& prompt : request->prompts) bytes += prompt.text.size();
+    for (const AnswerRequest::Prompt& prompt : request.prompts) bytes += prompt.text.size();
     in_the_background(
         exchange, bytes,
-        [serving, asked = std::move(*request)] {
+        [serving, asked = std::move(request)] {
           CompletionRequest told = asked;
           for (AnswerRequest::Prompt& prompt : told.prompts)
             if (auto ids = serving->model().tokenizer.encode(prompt.text, AddSpecial::yes); ids)
@@ -388,19 +395,20 @@ AnswerContext Service::context_of(const std::shared_ptr<Exchange>& exchange,
 }
 
 void Service::chat_completions(const std::shared_ptr<Exchange>& exchange) {
-  parse(exchange, [this, exchange, serving = serving_](const nlohmann::json& body) {
-    on_chat(exchange, serving, body);
+  const auto read = [serving = serving_](const nlohmann::json& body) {
+    return parse_chat(body, serving->model());
+  };
+  parse(exchange, read, [this, exchange, serving = serving_](ChatRequest request) {
+    on_chat(exchange, serving, std::move(request));
   });
 }
 
 void Service::on_chat(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
-                      const nlohmann::json& body) {
-  auto request = parse_chat(body, serving->model());
-  if (!request) return exchange->answer(to_answer(request.error()));
-  unknown_fields_.add(request->unknown_fields);
-  if (refuses_salt(exchange, *request)) return;
+                      ChatRequest asked) {
+  unknown_fields_.add(asked.unknown_fields);
+  if (refuses_salt(exchange, asked)) return;
   render(exchange, *serving,
-         [this, exchange, serving, request = std::move(*request)](std::string text) {
+         [this, exchange, serving, request = std::move(asked)](std::string text) {
            const std::size_t bytes = text.size();
            in_the_background(
                exchange, bytes,
@@ -435,28 +443,61 @@ void Service::embeddings(const std::shared_ptr<Exchange>& exchange) {
                                        "service of a model for them"}));
 }
 
+struct ToTokenize {
+  bool is_chat = false;
+  std::string prompt;
+  AddSpecial add_special = AddSpecial::yes;
+  bool with_texts = false;
+  Fields::Unknown unknown_fields;
+};
+
+namespace {
+
+tl::expected<ToTokenize, ApiError> parse_tokenize(const nlohmann::json& body) {
+  Fields fields(body);
+  ToTokenize asked;
+  asked.is_chat = fields.has("messages");
+  if (asked.is_chat) check_messages(fields);
+  if (!asked.is_chat && !fields.has("prompt")) fields.fail("prompt", "is missing; give a text");
+  if (!fields.boolean("add_special_tokens", !asked.is_chat)) asked.add_special = AddSpecial::no;
+  asked.with_texts = fields.boolean("return_token_strs", false);
+  if (!asked.is_chat) asked.prompt = fields.text("prompt", "");
+  know_template_fields(fields);
+  for (const char* name : {"model", "tools"}) fields.know(name);
+  if (fields.error()) return tl::unexpected(*fields.error());
+  asked.unknown_fields = fields.unknown();
+  return asked;
+}
+
+struct ToDetokenize {
+  std::vector<TokenId> tokens;
+  Fields::Unknown unknown_fields;
+};
+
+tl::expected<ToDetokenize, ApiError> parse_detokenize(const nlohmann::json& body) {
+  Fields fields(body);
+  if (!fields.has("tokens")) fields.fail("tokens", "is missing; give a list of token ids");
+  ToDetokenize asked{fields.tokens("tokens", std::size_t{1} << 20), {}};
+  fields.know("model");
+  if (fields.error()) return tl::unexpected(*fields.error());
+  asked.unknown_fields = fields.unknown();
+  return asked;
+}
+
+}  // namespace
+
 void Service::tokenize(const std::shared_ptr<Exchange>& exchange) {
-  parse(exchange, [this, exchange, serving = serving_](const nlohmann::json& body) {
-    on_tokenize(exchange, serving, body);
+  parse(exchange, parse_tokenize, [this, exchange, serving = serving_](ToTokenize asked) {
+    on_tokenize(exchange, serving, std::move(asked));
   });
 }
 
 void Service::on_tokenize(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
-                          const nlohmann::json& body) {
-  Fields fields(body);
-  const bool is_chat = fields.has("messages");
-  if (is_chat) check_messages(fields);
-  if (!is_chat && !fields.has("prompt")) fields.fail("prompt", "is missing; give a text");
-  const AddSpecial add_special =
-      fields.boolean("add_special_tokens", !is_chat) ? AddSpecial::yes : AddSpecial::no;
-  const bool with_texts = fields.boolean("return_token_strs", false);
-  std::string prompt = is_chat ? "" : fields.text("prompt", "");
-  know_template_fields(fields);
-  for (const char* name : {"model", "tools"}) fields.know(name);
-  if (fields.error()) return exchange->answer(to_answer(*fields.error()));
-  unknown_fields_.add(fields.unknown());
-  const std::string source = is_chat ? "messages" : "prompt";
-  const auto answer = [this, exchange, serving, source, add_special, with_texts](std::string text) {
+                          ToTokenize asked) {
+  unknown_fields_.add(asked.unknown_fields);
+  const std::string source = asked.is_chat ? "messages" : "prompt";
+  const auto answer = [this, exchange, serving, source, add_special = asked.add_special,
+                       with_texts = asked.with_texts](std::string text) {
     const std::size_t bytes = text.size(), most = most_text_bytes(serving->model());
     if (bytes > most)
       return exchange->answer(
@@ -471,22 +512,17 @@ void Service::on_tokenize(const std::shared_ptr<Exchange>& exchange, const Servi
         },
         [exchange](HttpAnswer tokens) { exchange->answer(std::move(tokens)); });
   };
-  if (is_chat) return render(exchange, *serving, answer);
-  answer(std::move(prompt));
+  if (asked.is_chat) return render(exchange, *serving, answer);
+  answer(std::move(asked.prompt));
 }
 
 void Service::detokenize(const std::shared_ptr<Exchange>& exchange) {
-  parse(exchange, [this, exchange, serving = serving_](const nlohmann::json& body) {
-    Fields fields(body);
-    if (!fields.has("tokens")) fields.fail("tokens", "is missing; give a list of token ids");
-    auto tokens = fields.tokens("tokens", std::size_t{1} << 20);
-    fields.know("model");
-    if (fields.error()) return exchange->answer(to_answer(*fields.error()));
-    unknown_fields_.add(fields.unknown());
-    const std::size_t bytes = tokens.size() * sizeof(TokenId);
+  parse(exchange, parse_detokenize, [this, exchange, serving = serving_](ToDetokenize asked) {
+    unknown_fields_.add(asked.unknown_fields);
+    const std::size_t bytes = asked.tokens.size() * sizeof(TokenId);
     in_the_background(
         exchange, bytes,
-        [serving, tokens = std::move(tokens)] {
+        [serving, tokens = std::move(asked.tokens)] {
           return json_answer({{"prompt", decode(serving->model().tokenizer, tokens)}});
         },
         [exchange](HttpAnswer text) { exchange->answer(std::move(text)); });

@@ -3,7 +3,7 @@
 
 #include <boost/asio/io_context.hpp>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,6 +24,8 @@
 #include "tools/serve/turns/background.hpp"
 
 namespace kvhive {
+
+struct ToTokenize;  ///< what /tokenize was asked
 
 struct ServiceOptions {
   ApiKeys api_keys;                     ///< who asks for work must name one; none = all may
@@ -91,18 +93,19 @@ class Service {
   void tokenize(const std::shared_ptr<Exchange>& exchange);
   void detokenize(const std::shared_ptr<Exchange>& exchange);
   void on_chat(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
-               const nlohmann::json& body);
+               ChatRequest asked);
   void on_chat_tokens(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
                       ChatRequest request, Expected<std::vector<TokenId>> tokens);
   void on_tokenize(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
-                   const nlohmann::json& body);
+                   ToTokenize asked);
   AnswerContext context_of(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
                            const char* prefix) const;
 
   // Steps of an answer. The next one is not called once the client has gone.
-  /// Parses the request's body.
-  using OnBody = std::function<void(const nlohmann::json&)>;
-  void parse(const std::shared_ptr<Exchange>& exchange, OnBody on_body);
+  /// Calls `on_read` with what `read` makes of the request's body; answers if either is in error.
+  /// \param read  (const nlohmann::json&) -> tl::expected<Asked, ApiError>; also in another thread
+  template <class Read, class OnRead>
+  void parse(const std::shared_ptr<Exchange>& exchange, Read read, OnRead on_read);
   /// Renders the request's messages.
   void render(const std::shared_ptr<Exchange>& exchange, Serving& serving,
               std::function<void(std::string)> on_text);
