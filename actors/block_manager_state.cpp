@@ -202,6 +202,8 @@ void BlockManagerState::apply_request(const StepRequest& request) {
     sequence.reads_cache = added.reads_cache;
     sequence.to_score = added.scored_tokens;
     sequence.prompt_logprobs = added.prompt_logprobs;
+    sequence.logits = added.logits;
+    sequence.prompt_tokens = added.prompt_tokens;
     sequence.names.extend(hasher_, sequence.tokens);
     sequences_.emplace(added.seq, std::move(sequence));
   }
@@ -740,6 +742,10 @@ void BlockManagerState::schedule(Round& round, SeqId seq, Sequence& sequence,
   work.sampling = sequence.sampling;
   work.logprobs = sequence.logprobs;
   work.adapter = sequence.adapter;
+  if (work.samples && sequence.logits) {
+    work.logits = sequence.logits;
+    work.answer.assign(sequence.tokens.begin() + sequence.prompt_tokens, sequence.tokens.end());
+  }
   score(sequence, work);
   round.plan.work.push_back(std::move(work));
   round.budget -= tokens;

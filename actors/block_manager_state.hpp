@@ -105,6 +105,8 @@ class BlockManagerState {
     /// nothing to be scored by.
     std::uint32_t to_score = 0, scored = 1;
     std::uint32_t prompt_logprobs = 0;
+    std::shared_ptr<const LogitsProcessor> logits{};
+    std::uint32_t prompt_tokens = 0;  ///< of its first tokens; known only if there are `logits`
   };
   /// The part of a waiting sequence that need not be computed when it is admitted.
   struct Start {

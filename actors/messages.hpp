@@ -26,7 +26,8 @@
 
 namespace kvhive {
 
-class HeldMemory;  // ipc/channel/engine_channel.hpp
+class HeldMemory;       // ipc/channel/engine_channel.hpp
+class LogitsProcessor;  // models/sampling/logits_processor.hpp
 
 /// Names a request inside one engine: its channel, and its slot in the channel.
 struct RequestKey {
@@ -97,6 +98,10 @@ struct NewSequence {
   std::uint32_t scored_tokens = 0;
   std::uint32_t prompt_logprobs = 0;
   bool reads_cache = true;  ///< else the whole sequence is computed, after a preemption, too
+  /// Null = tokens are chosen from the logits as they are. Else the first `prompt_tokens` of
+  /// `tokens` are the prompt, and what follows is the answer.
+  std::shared_ptr<const LogitsProcessor> logits{};
+  std::uint32_t prompt_tokens = 0;
 };
 
 /// Guesses at the tokens that follow a sequence's newest one
@@ -142,6 +147,9 @@ struct ScheduledSequence {
   std::vector<TokenId> scored{};
   std::uint32_t first_scored_row = 0;
   std::uint32_t prompt_logprobs = 0;
+  /// If it samples and changes the logits before: how, and the answer so far, without guesses.
+  std::shared_ptr<const LogitsProcessor> logits{};
+  std::vector<TokenId> answer{};
 };
 
 struct Admission {

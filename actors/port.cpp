@@ -392,7 +392,8 @@ std::optional<Submission> Port::complete(Submission submission,
   submission.prompt.shrink_to_fit();
   submission.held->settle(
       submission.prompt.size(),
-      std::min<std::size_t>(submission.params.max_tokens, limits_.prompt.tokens));
+      std::min<std::size_t>(submission.params.max_tokens, limits_.prompt.tokens),
+      submission.params.rules);
   if (limits_.seed != 0 && !submission.params.has_seed)
     submission.params.sampling.seed = mix(limits_.seed, submission.prompt);
   spdlog::debug("request {}/{} accepted: {} prompt tokens, {} tokens generated before", key.channel,

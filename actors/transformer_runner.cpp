@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "actors/choose_token.hpp"
 #include "actors/step_batch.hpp"
 #include "kernels/block_copy.hpp"
 #include "models/sampling/sampler.hpp"
@@ -30,7 +31,7 @@ Expected<StepResults> TransformerRunner::run(const StepPlan& plan) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const ScheduledSequence& work = *rows[i].work;
     const std::span<const float> logits = std::span(logits_).subspan(i * vocab, vocab);
-    const Sampled next = sample(logits, work.sampling, rows[i].position());
+    const Sampled next = choose_token(rows[i], logits);
     sampled[i] = {next.token, next.logprob, {}};
     if (work.logprobs != 0) sampled[i].top = top_logprobs(logits, static_cast<int>(work.logprobs));
   }

@@ -97,6 +97,19 @@ kvhive::GenerateRequest generate_request(const kvhive_request& request) {
   out.priority = request.priority;
   if (request.cache_salt != nullptr) out.cache_salt = request.cache_salt;
   if (request.adapter != nullptr) out.adapter = request.adapter;
+  out.presence_penalty = request.presence_penalty;
+  out.frequency_penalty = request.frequency_penalty;
+  if (request.repetition_penalty != 0) out.repetition_penalty = request.repetition_penalty;
+  out.min_tokens = request.min_tokens;
+  if (request.logit_bias != nullptr)
+    for (std::size_t i = 0; i < request.logit_bias_count; ++i)
+      out.logit_bias[request.logit_bias[i].token] = request.logit_bias[i].bias;
+  if (request.allowed_tokens != nullptr)
+    out.allowed_token_ids.assign(request.allowed_tokens,
+                                 request.allowed_tokens + request.allowed_token_count);
+  if (request.bad_words != nullptr)
+    out.bad_words.assign(request.bad_words, request.bad_words + request.bad_word_count);
+  out.include_stop = request.include_stop != 0;
   return out;
 }
 

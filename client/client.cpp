@@ -62,6 +62,15 @@ ChannelRequest channel_request(const GenerateRequest& request) {
   out.params.stop_token_ids = request.stop_token_ids;
   out.params.cache_salt = request.cache_salt;
   out.params.adapter = request.adapter;
+  TokenRules& rules = out.params.rules;
+  rules.presence_penalty = request.presence_penalty;
+  rules.frequency_penalty = request.frequency_penalty;
+  rules.repetition_penalty = request.repetition_penalty;
+  rules.min_tokens = request.min_tokens;
+  for (const auto& [token, bias] : request.logit_bias) rules.logit_bias.push_back({token, bias});
+  rules.allowed_token_ids = request.allowed_token_ids;
+  rules.bad_words = request.bad_words;
+  out.params.include_stop = request.include_stop;
   out.most_text_bytes = request.most_text_bytes;
   return out;
 }

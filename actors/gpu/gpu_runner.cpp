@@ -1,5 +1,6 @@
 #include "actors/gpu/gpu_runner.hpp"
 
+#include "actors/choose_token.hpp"
 #include "actors/step_batch.hpp"
 #include "kernels/block_copy.hpp"
 
@@ -76,7 +77,28 @@ Expected<std::vector<SampledToken>> GpuRunner::compute(const StepPlan& plan) {
           {samples->likeliest_tokens[row * K + i], samples->likeliest_logprobs[row * K + i]});
     sampled.push_back(std::move(token));
   }
+  if (auto chosen = choose_by_rules(batch.sampled(), sampled); !chosen)
+    return forward_error(chosen);
   return accepted(batch.sampled(), std::move(sampled));
+}
+
+/// Rows whose requests have rules are chosen anew on the host.
+Expected<void> GpuRunner::choose_by_rules(std::span<const SampledRow> rows,
+                                          std::vector<GeneratedToken>& sampled) const {
+  std::vector<std::size_t> ruled;
+  for (std::size_t row = 0; row < rows.size(); ++row)
+    if (rows[row].work->logits) ruled.push_back(row);
+  if (ruled.empty()) return {};
+  const std::size_t vocab = model_.config().vocab_size;
+  std::vector<float> logits(ruled.size() * vocab);
+  if (auto read = model_.read_logits(ruled, logits); !read) return read;
+  for (std::size_t i = 0; i < ruled.size(); ++i) {
+    const Sampled chosen =
+        choose_token(rows[ruled[i]], std::span(logits).subspan(i * vocab, vocab));
+    sampled[ruled[i]].token = chosen.token;
+    sampled[ruled[i]].logprob = chosen.logprob;
+  }
+  return {};
 }
 
 }  // namespace kvhive

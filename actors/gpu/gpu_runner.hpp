@@ -4,6 +4,7 @@
 // run() returns, the host has waited for all of this, including the swaps.
 
 #include "actors/gpu/device_swapper.hpp"
+#include "actors/speculation/accepted.hpp"
 #include "actors/step_runner.hpp"
 #include "models/gpu/gpu_transformer.hpp"
 
@@ -29,6 +30,8 @@ class GpuRunner final : public StepRunner {
   bool swaps_in_by_layers(const StepPlan& plan) const;
   [[nodiscard]] Expected<void> queue_copies(const StepPlan& plan) const;
   [[nodiscard]] Expected<std::vector<SampledToken>> compute(const StepPlan& plan);
+  [[nodiscard]] Expected<void> choose_by_rules(std::span<const SampledRow> rows,
+                                               std::vector<GeneratedToken>& sampled) const;
 
   GpuTransformer model_;
   DeviceSwapper& swapper_;

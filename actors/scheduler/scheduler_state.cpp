@@ -6,6 +6,8 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
+#include "models/sampling/logits_processor.hpp"
+#include "models/text/spellings.hpp"
 
 namespace kvhive {
 
@@ -31,29 +33,25 @@ bool contains(const std::vector<TokenId>& tokens, TokenId token) {
 
 void SchedulerState::submit(Submission&& submission) {
   waiting_.set_share(submission.domain, submission.share);
-  if (auto valid = check(submission); !valid) {
-    to_flush_.push_back(submission.sink);
-    if (!submission.sink->finished(FinishReason::error, valid.error(), {}, 0)) return;
-    if (valid.error().code == Errc::overloaded)
-      meter_.overloaded();
-    else
-      meter_.finished(FinishReason::error, {}, {}, 0);
-    return;
-  }
+  if (auto valid = check(submission); !valid) return refuse(submission, valid.error());
+  auto logits = processor_of(submission);
+  if (!logits) return refuse(submission, logits.error());
   if (!submission.journal.empty() && !submission.sink->read()) return;  // another engine has it
   const SeqId seq{next_seq_++};
-  Request request{submission.key,
-                  seq.value,
-                  static_cast<std::uint32_t>(submission.prompt.size()),
-                  std::move(submission.prompt),
-                  submission.params,
-                  std::move(submission.sink),
-                  submission.domain,
-                  OutputText(config_.tokenizer, submission.params.stop),
-                  {},
-                  false,
-                  false,
-                  false};
+  Request request{
+      submission.key,
+      seq.value,
+      static_cast<std::uint32_t>(submission.prompt.size()),
+      std::move(submission.prompt),
+      submission.params,
+      std::move(submission.sink),
+      submission.domain,
+      OutputText(config_.tokenizer, {submission.params.stop, submission.params.include_stop,
+                                     submission.params.rules.min_tokens}),
+      {},
+      false,
+      false,
+      false};
   // Grows once at most, and not to twice what the request may need.
   request.tokens.reserve(std::min<std::size_t>(
       config_.max_model_len, std::size_t{request.prompt_tokens} + request.params.max_tokens));
@@ -68,6 +66,8 @@ void SchedulerState::submit(Submission&& submission) {
   request.times = submission.times;
   request.salt = submission.salt;
   request.adapter = submission.adapter;
+  request.logits = std::move(*logits);  // has the rules' lists
+  request.params.rules = {.min_tokens = request.params.rules.min_tokens};
   // A request that another engine has taken meanwhile, of which this engine does not know yet: its
   // client may have submitted the next one in the same slot.
   if (const auto lost = by_key_.find(request.key); lost != by_key_.end()) give_up(lost->second);
@@ -76,6 +76,15 @@ void SchedulerState::submit(Submission&& submission) {
   if (submission.journal.empty()) return enqueue(seq);
   journals_.push_back({seq, std::move(submission.journal)});
   if (journals_.size() == 1) replay_some();
+}
+
+void SchedulerState::refuse(const Submission& submission, const Error& error) {
+  to_flush_.push_back(submission.sink);
+  if (!submission.sink->finished(FinishReason::error, error, {}, 0)) return;
+  if (error.code == Errc::overloaded)
+    meter_.overloaded();
+  else
+    meter_.finished(FinishReason::error, {}, {}, 0);
 }
 
 Expected<void> SchedulerState::check(const Submission& submission) const {
@@ -99,6 +108,22 @@ Expected<void> SchedulerState::check(const Submission& submission) const {
                                            std::to_string(submission.most_scored) +
                                            "; give it as tokens");
   return check_queue(submission);
+}
+
+/// \param submission  checked
+Expected<std::shared_ptr<const LogitsProcessor>> SchedulerState::processor_of(
+    const Submission& submission) const {
+  const GenerationParams& params = submission.params;
+  std::vector<TokenId> ends = config_.eos_token_ids;
+  ends.insert(ends.end(), params.stop_token_ids.begin(), params.stop_token_ids.end());
+  std::vector<std::vector<TokenId>> bad_words;
+  if (!params.rules.bad_words.empty() && config_.tokenizer != nullptr) {
+    auto spelled = spellings(*config_.tokenizer, params.rules.bad_words);
+    if (!spelled) return failure(spelled.error().code, "bad_words: " + spelled.error().text);
+    bad_words = std::move(*spelled);
+  }
+  return LogitsProcessor::make(params.rules, std::move(bad_words), submission.prompt,
+                               std::move(ends), config_.vocab_size);
 }
 
 /// A full queue still takes what is within the domain's part of it, or who submits most would have
@@ -217,6 +242,8 @@ std::optional<StepRequest> SchedulerState::next_step() {
     NewSequence& added = step.added.back();
     if (request.generated() != 0)
       added.computed_before = static_cast<std::uint32_t>(request.tokens.size()) - 1;
+    added.logits = request.logits;
+    added.prompt_tokens = request.prompt_tokens;
     if (!request.params.prompt_logprobs) continue;
     added.prompt_logprobs = *request.params.prompt_logprobs;
     // An engine scores the whole prompt before it writes the first token.
@@ -392,7 +419,8 @@ void SchedulerState::append(SeqId seq, const GeneratedToken& token) {
 FinishReason SchedulerState::reason_to_end(const Request& request, TokenId token,
                                            bool stop_string) const {
   const bool is_eos = !request.params.ignore_eos && contains(config_.eos_token_ids, token);
-  if (is_eos || stop_string || contains(request.params.stop_token_ids, token))
+  const bool is_end = is_eos || contains(request.params.stop_token_ids, token);
+  if (stop_string || (is_end && request.generated() >= request.params.rules.min_tokens))
     return FinishReason::stop;
   const bool is_full = request.generated() >= request.params.max_tokens ||
                        request.tokens.size() >= config_.max_model_len;

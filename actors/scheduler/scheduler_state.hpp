@@ -112,6 +112,7 @@ class SchedulerState {
     std::uint64_t last_token = 0;  ///< when this engine computed it; 0 = none yet
     ExtraKey salt{};
     std::int32_t adapter = -1;
+    std::shared_ptr<const LogitsProcessor> logits{};
     std::size_t guessed = 0;  ///< tokens that the step which is out, or was last, guesses of it
     HitRate hit_rate{};
 
@@ -127,7 +128,10 @@ class SchedulerState {
     std::size_t replayed = 0;
   };
 
+  void refuse(const Submission& submission, const Error& error);
   [[nodiscard]] Expected<void> check(const Submission& submission) const;
+  [[nodiscard]] Expected<std::shared_ptr<const LogitsProcessor>> processor_of(
+      const Submission& submission) const;
   [[nodiscard]] Expected<void> check_queue(const Submission& submission) const;
   tl::unexpected<Error> overloaded(DomainId domain, const std::string& whose, std::uint32_t most,
                                    const char* option) const;

@@ -1,10 +1,10 @@
 #pragma once
 // The two ends of a step with drafts: for which rows the model samples, and which of the sampled
-// tokens stand. A row's token depends on its logits, its position and the request's seed only, and
-// its logits only on the tokens before it. So a draft that is equal to the token sampled before it
-// is what a step without drafts would have come to, whether sampling is greedy or not, and what is
-// sampled behind a draft that is not equal is dropped: the tokens are the same with drafts and
-// without.
+// tokens stand. A row's token depends on its logits, its position, the request's seed and the
+// tokens before it only, and its logits only on these tokens. So a draft that is equal to the token
+// sampled before it is what a step without drafts would have come to, whether sampling is greedy or
+// not, and what is sampled behind a draft that is not equal is dropped: the tokens are the same
+// with drafts and without.
 //
 // Source: Y. Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023),
 // with a proposal that is certain of its tokens.
@@ -22,6 +22,13 @@ struct SampledRow {
   std::uint32_t row;              ///< in ScheduledSequence::tokens
   /// The place that the sampled token will have in its sequence.
   std::uint64_t position() const { return std::uint64_t{work->start} + row + 1; }
+  /// The answer's tokens that the sampled one follows, if the work says them: of the guesses, those
+  /// up to the row.
+  std::vector<TokenId> answer() const {
+    std::vector<TokenId> tokens = work->answer;
+    tokens.insert(tokens.end(), work->tokens.end() - work->drafts, work->tokens.begin() + row + 1);
+    return tokens;
+  }
 };
 
 /// In the order of the work: of each sequence that samples the last known token's row, then those

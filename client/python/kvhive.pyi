@@ -1,6 +1,6 @@
 """Client of kvhive, one KV cache per host."""
 
-from typing import Iterator, Literal, Optional, Sequence, Union
+from typing import Iterator, Literal, Mapping, Optional, Sequence, Union
 
 __version__: str
 
@@ -81,6 +81,14 @@ class Client:
         cache_salt: Optional[str] = None,
         adapter: Optional[str] = None,
         prompt_logprobs: Optional[int] = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repetition_penalty: float = 1.0,
+        min_tokens: int = 0,
+        logit_bias: Optional[Mapping[int, float]] = None,
+        allowed_token_ids: Optional[Sequence[int]] = None,
+        bad_words: Sequence[str] = (),
+        include_stop: bool = False,
     ) -> Stream: ...
     @property
     def serving_engine(self) -> Optional[int]: ...

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <map>
 #include <memory>
 #include <variant>
 
@@ -135,7 +136,11 @@ Stream generate(PythonClient& client, Prompt prompt, std::uint32_t max_tokens, f
                 std::vector<std::string> stop, std::vector<kvhive::TokenId> stop_token_ids,
                 const std::optional<std::string>& cache_salt,
                 const std::optional<std::string>& adapter,
-                std::optional<std::uint32_t> prompt_logprobs) {
+                std::optional<std::uint32_t> prompt_logprobs, float presence_penalty,
+                float frequency_penalty, float repetition_penalty, std::uint32_t min_tokens,
+                std::optional<std::map<kvhive::TokenId, float>> logit_bias,
+                std::optional<std::vector<kvhive::TokenId>> allowed_token_ids,
+                std::vector<std::string> bad_words, bool include_stop) {
   kvhive::GenerateRequest request;
   if (auto* text = std::get_if<std::string>(&prompt)) request.prompt = std::move(*text);
   if (auto* tokens = std::get_if<1>(&prompt)) request.prompt_tokens = std::move(*tokens);
@@ -153,6 +158,14 @@ Stream generate(PythonClient& client, Prompt prompt, std::uint32_t max_tokens, f
   request.cache_salt = cache_salt.value_or("");
   request.adapter = adapter.value_or("");
   request.prompt_logprobs = prompt_logprobs;
+  request.presence_penalty = presence_penalty;
+  request.frequency_penalty = frequency_penalty;
+  request.repetition_penalty = repetition_penalty;
+  request.min_tokens = min_tokens;
+  if (logit_bias) request.logit_bias = std::move(*logit_bias);
+  if (allowed_token_ids) request.allowed_token_ids = std::move(*allowed_token_ids);
+  request.bad_words = std::move(bad_words);
+  request.include_stop = include_stop;
   return client.generate(request);
 }
 
@@ -230,12 +243,18 @@ void define_client(py::module_& m) {
            py::arg("stop") = std::vector<std::string>(),
            py::arg("stop_token_ids") = std::vector<kvhive::TokenId>(),
            py::arg("cache_salt") = py::none(), py::arg("adapter") = py::none(),
-           py::arg("prompt_logprobs") = py::none(),
+           py::arg("prompt_logprobs") = py::none(), py::arg("presence_penalty") = 0.0f,
+           py::arg("frequency_penalty") = 0.0f, py::arg("repetition_penalty") = 1.0f,
+           py::arg("min_tokens") = 0, py::arg("logit_bias") = py::none(),
+           py::arg("allowed_token_ids") = py::none(),
+           py::arg("bad_words") = std::vector<std::string>(), py::arg("include_stop") = false,
            "Starts a request and returns its Stream. `prompt` is text or a list of token ids.\n"
            "Prompts with different cache_salts share no cached blocks; `adapter` names a LoRA "
            "adapter.\n"
            "prompt_logprobs: score the prompt, with so many of the likeliest tokens in each place; "
-           "nothing of it is read from the cache then.\n\n"
+           "nothing of it is read from the cache then.\n"
+           "presence_penalty and what follows it change which tokens are chosen, as vLLM's of the "
+           "same names do.\n\n"
            "The stream yields a Progress whenever there is something new, and every second while\n"
            "there is not. Other Python threads run while it waits.")
       .def_property_readonly(

@@ -1,7 +1,8 @@
 #pragma once
 // A channel: the memory between one client and the engines that serve it. It is two files of the
 // same size, so that neither side can spoil what the other one writes:
-//  - Requests: only the client writes them. A mark and a body for each slot, and a heap of prompts.
+//  - Requests: only the client writes them. A mark and a body for each slot, and a heap of prompts
+//    and lists.
 //    Their pages are the client's memory. The client maps and seals them before an engine gets the
 //    channel; an engine reads them without a mapping (ipc/channel/request_file.hpp).
 //  - Answers: only engines write them; the client maps them for reading. A slot for each of the
@@ -22,11 +23,12 @@
 
 #include "base/round_up.hpp"
 #include "ipc/channel/generation.hpp"
+#include "ipc/channel/rule_lists.hpp"
 #include "ipc/channel/slot_state.hpp"
 
 namespace kvhive {
 
-inline constexpr std::uint64_t kChannelMagic = 0x6163766968766bull;  // "kvhivca"
+inline constexpr std::uint64_t kChannelMagic = 0x6263766968766bull;  // "kvhivcb"
 inline constexpr std::uint32_t kChannelSlots = 256;
 inline constexpr std::uint32_t kMostStopStrings = 8;
 inline constexpr std::uint32_t kMostStopTokens = 16;
@@ -90,6 +92,11 @@ struct RequestBody {
   /// `prompt_logprobs` entries. Written whole before the answer's first token is. No bytes = the
   /// prompt is not to be scored. A text may have as many tokens as this has room for.
   ChannelRange prompt_log;
+  float presence_penalty, frequency_penalty, repetition_penalty;
+  std::uint32_t min_tokens;
+  std::uint32_t include_stop;
+  RuleCounts rule_counts;
+  ChannelRange rule_lists;  ///< of the requests (rule_lists.hpp); no bytes = all are empty
   std::array<std::array<char, kStopBytes>, kMostStopStrings> stop;
   std::array<char, kSaltBytes> salt;
   std::array<char, kAdapterBytes> adapter;

@@ -80,16 +80,20 @@ Expected<void> check(const ChannelRequest& request) {
     return bad("adapter has " + std::to_string(params.adapter.size()) +
                " bytes; names have at most " + std::to_string(kAdapterBytes));
   if (auto valid = checked(params.sampling); !valid) return forward_error(valid);
-  return {};
+  if (params.rules.min_tokens > params.max_tokens)
+    return bad("min_tokens is " + std::to_string(params.rules.min_tokens) +
+               "; at most max_tokens, " + std::to_string(params.max_tokens));
+  return check(params.rules);
 }
 
 }  // namespace
 
 std::size_t least_channel_bytes(const ChannelRequest& request) {
-  constexpr std::size_t kRounding = 64;  // of four ranges
-  return kRounding + std::max(prompts_offset() + prompt_bytes(request),
-                              answers_offset() + log_bytes(request) + prompt_log_bytes(request) +
-                                  text_room(request));
+  constexpr std::size_t kRounding = 64;  // of four ranges at most
+  return kRounding +
+         std::max(prompts_offset() + prompt_bytes(request) + list_bytes(request.params.rules),
+                  answers_offset() + log_bytes(request) + prompt_log_bytes(request) +
+                      text_room(request));
 }
 
 Expected<ClientChannel> ClientChannel::open(UniqueFd requests, const UniqueFd& answers,
@@ -174,6 +178,7 @@ Expected<ClientChannel::Open> ClientChannel::reserve(const ChannelRequest& reque
   open.logprobs = request.params.logprobs;
   open.prompt_logprobs = request.params.prompt_logprobs.value_or(0);
   const Part parts[] = {{prompts_, open.prompt, prompt_bytes(request)},
+                        {prompts_, open.rule_lists, list_bytes(request.params.rules)},
                         {results_, open.log, log_bytes(request)},
                         {results_, open.prompt_log, prompt_log_bytes(request)},
                         {results_, open.text, text_room(request)}};
@@ -183,24 +188,28 @@ Expected<ClientChannel::Open> ClientChannel::reserve(const ChannelRequest& reque
     if (!taken) {
       give_back(open);
       return failure(Errc::pool_exhausted,
-                     "the channel has no room for a request of " + format_bytes(parts[0].bytes) +
-                         " and an answer of " +
-                         format_bytes(parts[1].bytes + parts[2].bytes + parts[3].bytes) +
+                     "the channel has no room for a request of " +
+                         format_bytes(parts[0].bytes + parts[1].bytes) + " and an answer of " +
+                         format_bytes(parts[2].bytes + parts[3].bytes + parts[4].bytes) +
                          "; connect with a larger channel (channel_bytes), or ask for less: "
                          "max_tokens, prompt_logprobs");
     }
     part.range = *taken;
   }
-  if (auto allocated = allocate(open.prompt.offset + open.prompt.bytes); !allocated) {
+  const std::size_t end = std::max(open.prompt.offset + open.prompt.bytes,
+                                   open.rule_lists.offset + open.rule_lists.bytes);
+  if (auto allocated = allocate(end); !allocated) {
     give_back(open);
     return forward_error(allocated);
   }
   open.prompt.bytes = prompt_bytes(request);
+  open.rule_lists.bytes = list_bytes(request.params.rules);
   return open;
 }
 
 void ClientChannel::give_back(const Open& open) {
-  if (open.prompt.bytes != 0) prompts_.put(open.prompt);
+  for (const ChannelRange& range : {open.prompt, open.rule_lists})
+    if (range.bytes != 0) prompts_.put(range);
   for (const ChannelRange& range : {open.log, open.prompt_log, open.text})
     if (range.bytes != 0) results_.put(range);
 }
@@ -236,6 +245,14 @@ void ClientChannel::fill(std::uint32_t slot, const ChannelRequest& request, cons
     body.stop_bytes[i] = static_cast<std::uint32_t>(params.stop[i].size());
     std::memcpy(body.stop[i].data(), params.stop[i].data(), params.stop[i].size());
   }
+  body.presence_penalty = params.rules.presence_penalty;
+  body.frequency_penalty = params.rules.frequency_penalty;
+  body.repetition_penalty = params.rules.repetition_penalty;
+  body.min_tokens = params.rules.min_tokens;
+  body.include_stop = params.include_stop;
+  body.rule_counts = counts_of(params.rules);
+  body.rule_lists = open.rule_lists;
+  write_lists(params.rules, {requests_.data() + open.rule_lists.offset, open.rule_lists.bytes});
   body.salt_bytes = static_cast<std::uint32_t>(params.cache_salt.size());
   std::memcpy(body.salt.data(), params.cache_salt.data(), params.cache_salt.size());
   body.adapter_bytes = static_cast<std::uint32_t>(params.adapter.size());

@@ -70,7 +70,7 @@ class ClientChannel {
  private:
   /// A request between submit() and the read() of its end.
   struct Open {
-    ChannelRange prompt, log, prompt_log, text;
+    ChannelRange prompt, rule_lists, log, prompt_log, text;
     std::uint32_t number = 0;
     std::uint32_t logprobs = 0;
     std::uint32_t prompt_logprobs = 0;

@@ -80,13 +80,29 @@ std::size_t prompt_tokens(const RequestBody& body) {
          (body.prompt_kind == PromptKind::text ? kBytesPerToken : sizeof(TokenId));
 }
 
+std::size_t memory_of_rules(std::size_t list_bytes, float repetition_penalty,
+                            std::size_t prompt_tokens) {
+  return list_bytes + (repetition_penalty != 1 ? prompt_tokens * sizeof(TokenId) : 0);
+}
+
 /// \param body  checked
 std::size_t memory_for(const RequestBody& body, const PromptLimits& limits) {
   const bool is_text = body.prompt_kind == PromptKind::text;
   const std::size_t tokens = is_text ? std::min<std::size_t>(body.prompt.bytes, limits.tokens)
                                      : body.prompt.bytes / sizeof(TokenId);
   const std::size_t output = std::min<std::size_t>(body.max_tokens, limits.tokens);
-  return kRequestMemory + (is_text ? body.prompt.bytes : 0) + (tokens + output) * kTokenMemory;
+  return kRequestMemory + (is_text ? body.prompt.bytes : 0) + (tokens + output) * kTokenMemory +
+         memory_of_rules(body.rule_lists.bytes, body.repetition_penalty, tokens);
+}
+
+/// Its rules without the lists.
+TokenRules scalars_of(const RequestBody& body) {
+  TokenRules rules;
+  rules.presence_penalty = body.presence_penalty;
+  rules.frequency_penalty = body.frequency_penalty;
+  rules.repetition_penalty = body.repetition_penalty;
+  rules.min_tokens = body.min_tokens;
+  return rules;
 }
 
 GenerationParams params_of(const RequestBody& body) {
@@ -104,6 +120,8 @@ GenerationParams params_of(const RequestBody& body) {
                                body.stop_tokens.begin() + body.stop_token_count);
   params.cache_salt.assign(body.salt.data(), body.salt_bytes);
   params.adapter.assign(body.adapter.data(), body.adapter_bytes);
+  params.rules = scalars_of(body);
+  params.include_stop = body.include_stop != 0;
   return params;
 }
 
@@ -118,8 +136,11 @@ HeldMemory::HeldMemory(std::shared_ptr<EngineChannel> channel, std::size_t bytes
 
 HeldMemory::~HeldMemory() { channel_->release(bytes_); }
 
-void HeldMemory::settle(std::size_t prompt_tokens, std::size_t max_tokens) {
-  const std::size_t bytes = kRequestMemory + (prompt_tokens + max_tokens) * kTokenMemory;
+void HeldMemory::settle(std::size_t prompt_tokens, std::size_t max_tokens,
+                        const TokenRules& rules) {
+  const std::size_t bytes =
+      kRequestMemory + (prompt_tokens + max_tokens) * kTokenMemory +
+      memory_of_rules(list_bytes(rules), rules.repetition_penalty, prompt_tokens);
   channel_->held_ += bytes;
   channel_->release(std::exchange(bytes_, bytes));
 }
@@ -235,7 +256,7 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
           ++of_others.since.taken;
           of_others.since.tokens += static_cast<std::uint32_t>(prompt_tokens(body));
           cost += request->text.size() + request->tokens.size() * sizeof(TokenId) +
-                  request->journal.size() * sizeof(LogRecord);
+                  body.rule_lists.bytes + request->journal.size() * sizeof(LogRecord);
           taken.push_back(std::move(*request));
         } else {
           ++refused_;
@@ -423,6 +444,7 @@ Expected<TakenRequest> EngineChannel::take(const Found& found, const RequestBody
   request.prompt_log = body.prompt_log;
   request.text_room = body.text;
   if (auto read = read_prompt(body, request); !read) return forward_error(read);
+  if (auto read = read_rules(body, request.params.rules); !read) return forward_error(read);
   read_journal(body, journaled, request);
   request.earlier_admission = earlier_admission(found.slot);
   request.times = {a.taken.load(std::memory_order_relaxed),
@@ -441,6 +463,18 @@ Expected<void> EngineChannel::read_prompt(const RequestBody& body, TakenRequest&
   }
   request.tokens.resize(body.prompt.bytes / sizeof(TokenId));
   return requests_.read(body.prompt.offset, std::as_writable_bytes(std::span(request.tokens)));
+}
+
+/// The allowed tokens last: nothing but the model's vocabulary can be against them.
+Expected<void> EngineChannel::read_rules(const RequestBody& body, TokenRules& rules) const {
+  const std::size_t allowed = body.rule_counts.allowed * sizeof(TokenId);
+  std::vector<std::byte> lists(body.rule_lists.bytes - allowed);
+  if (auto read = requests_.read(body.rule_lists.offset, lists); !read) return read;
+  if (auto read = read_short_lists(lists, body.rule_counts, rules); !read) return read;
+  if (auto valid = kvhive::check(rules); !valid) return valid;
+  rules.allowed_token_ids.resize(body.rule_counts.allowed);
+  return requests_.read(body.rule_lists.offset + lists.size(),
+                        std::as_writable_bytes(std::span(rules.allowed_token_ids)));
 }
 
 void EngineChannel::read_journal(const RequestBody& body, std::uint32_t tokens,
@@ -538,7 +572,14 @@ Expected<void> EngineChannel::check_body(const RequestBody& body) const {
                        " bytes; names have at most " + std::to_string(kAdapterBytes));
   const SamplingParams sampling{body.temperature, body.top_k, body.top_p, body.min_p, body.seed};
   if (auto valid = checked(sampling); !valid) return forward_error(valid);
-  return {};
+  if (body.min_tokens > body.max_tokens)
+    return bad_request("min_tokens is " + std::to_string(body.min_tokens) +
+                       "; at most max_tokens, " + std::to_string(body.max_tokens));
+  if (!may_take(body.rule_counts, body.rule_lists.bytes) ||
+      (body.rule_lists.bytes != 0 &&
+       !contains(prompts_offset(), requests_.size(), body.rule_lists, alignof(std::uint32_t))))
+    return bad_request("the lists of the request's rules lie outside the channel or are damaged");
+  return kvhive::check(scalars_of(body));
 }
 
 /// The tokens of a text are counted later (TakenRequest::most_scored()).

@@ -38,7 +38,8 @@ class EngineChannel;
 ///  - its text, until it has been tokenised;
 ///  - kTokenMemory for each token of its prompt and for each of max_tokens, because the scheduler
 ///    and the block manager have a copy each, which may grow to twice its size. Until its text has
-///    been tokenised, it counts as one token for each byte.
+///    been tokenised, it counts as one token for each byte;
+///  - the lists of its rules; with a repetition penalty also the tokens of its prompt once more.
 /// An honest client's ranges do not overlap, and so few of its requests ever wait. A hostile client
 /// could name the same bytes in all its slots.
 inline constexpr std::size_t kMemoryPerChannelByte = 3;
@@ -53,7 +54,7 @@ class HeldMemory {
   HeldMemory& operator=(const HeldMemory&) = delete;
   ~HeldMemory();
   /// The request's text is gone, and its prompt has this many tokens.
-  void settle(std::size_t prompt_tokens, std::size_t max_tokens);
+  void settle(std::size_t prompt_tokens, std::size_t max_tokens, const TokenRules& rules);
 
  private:
   std::shared_ptr<EngineChannel> channel_;
@@ -195,6 +196,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   [[nodiscard]] Expected<TakenRequest> take(const Found& found, const RequestBody& body,
                                             const PromptLimits& limits);
   [[nodiscard]] Expected<void> read_prompt(const RequestBody& body, TakenRequest& request) const;
+  [[nodiscard]] Expected<void> read_rules(const RequestBody& body, TokenRules& rules) const;
   void read_journal(const RequestBody& body, std::uint32_t tokens, TakenRequest& request) const;
   std::optional<RequestStats> earlier_admission(std::uint32_t slot) const;
   bool must_wait(const RequestBody& body, const PromptLimits& limits);

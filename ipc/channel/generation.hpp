@@ -10,7 +10,8 @@
 
 #include "base/expected.hpp"
 #include "base/ids.hpp"
-#include "config/sampling_params.hpp"
+#include "config/sampling/sampling_params.hpp"
+#include "config/sampling/token_rules.hpp"
 
 namespace kvhive {
 
@@ -34,6 +35,9 @@ struct GenerationParams {
   std::string cache_salt{};
   /// The name of the adapter to compute with (option lora-modules). Empty = none.
   std::string adapter{};
+  TokenRules rules{};
+  /// A stop string stays in the text that it ends.
+  bool include_stop = false;
 };
 inline constexpr std::uint32_t kMostLogprobs = 20;
 

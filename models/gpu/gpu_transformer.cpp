@@ -332,6 +332,21 @@ const ModelConfig& GpuTransformer::config() const { return state_->config; }
 const OrderedStream& GpuTransformer::stream() const { return state_->stream; }
 const float* GpuTransformer::logits() const { return state_->floats_at(state_->offsets.logits); }
 
+Expected<void> GpuTransformer::read_logits(std::span<const std::size_t> rows,
+                                           std::span<float> to) const {
+  const std::size_t vocab = config().vocab_size;
+  KV_CHECK(!state_->is_under_way && to.size() == rows.size() * vocab, to.size(), rows.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    KV_CHECK(rows[i] < static_cast<std::size_t>(state_->last_step.wanted_rows), rows[i]);
+    auto* const row = reinterpret_cast<std::byte*>(to.data() + i * vocab);
+    const auto* const from = reinterpret_cast<const std::byte*>(logits() + rows[i] * vocab);
+    if (auto queued = state_->device.copy(row, from, vocab * sizeof(float), stream().handle());
+        !queued)
+      return queued;
+  }
+  return stream().finish();
+}
+
 Expected<void> GpuTransformer::start(const ForwardBatch& batch,
                                      std::span<const SampleChoice> choices, std::byte* kv_base,
                                      const KvLayout& layout, const BeforeLayer& before_layer) {

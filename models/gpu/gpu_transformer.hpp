@@ -77,6 +77,11 @@ class GpuTransformer {
   [[nodiscard]] Expected<GpuSamples> wait();
   /// Logits of the last step, [logit rows, vocab], in device memory.
   const float* logits() const;
+  /// Copies some of these rows to the host, and waits for them. Call it after wait().
+  ///
+  /// \param to  [rows, vocab]
+  [[nodiscard]] Expected<void> read_logits(std::span<const std::size_t> rows,
+                                           std::span<float> to) const;
 
  private:
   struct State;

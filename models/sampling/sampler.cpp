@@ -90,19 +90,32 @@ TokenId draw(const std::vector<Candidate>& candidates, double share) {
   return candidates.back().token;  // reached only because of rounding errors in the sum
 }
 
+std::size_t choose(std::span<const float> logits, std::size_t likeliest,
+                   const SamplingParams& params, std::uint64_t position) {
+  if (params.temperature < kGreedyBelow) return likeliest;
+  auto candidates = candidates_of(logits, usable_logit(logits[likeliest]), params);
+  if (candidates.empty()) return 0;
+  keep_top_k(candidates, params.top_k);
+  keep_top_p(candidates, params.top_p);
+  return static_cast<std::size_t>(draw(candidates, random_share(params.seed, position)));
+}
+
 }  // namespace
 
 Sampled sample(std::span<const float> logits, const SamplingParams& params,
                std::uint64_t position) {
   KV_CHECK(!logits.empty());
   const std::size_t likeliest = index_of_largest(logits);
-  const float largest = usable_logit(logits[likeliest]);
-  if (params.temperature < kGreedyBelow) return with_logprob(logits, largest, likeliest);
-  auto candidates = candidates_of(logits, largest, params);
-  if (candidates.empty()) return with_logprob(logits, largest, 0);
-  keep_top_k(candidates, params.top_k);
-  keep_top_p(candidates, params.top_p);
-  return with_logprob(logits, largest, draw(candidates, random_share(params.seed, position)));
+  return with_logprob(logits, usable_logit(logits[likeliest]),
+                      choose(logits, likeliest, params, position));
+}
+
+Sampled sample(std::span<const float> logits, std::span<const float> chosen_from,
+               const SamplingParams& params, std::uint64_t position) {
+  KV_CHECK(!logits.empty() && logits.size() == chosen_from.size(), logits.size(),
+           chosen_from.size());
+  return with_logprob(logits, usable_logit(logits[index_of_largest(logits)]),
+                      choose(chosen_from, index_of_largest(chosen_from), params, position));
 }
 
 Sampled logprob_of(std::span<const float> logits, TokenId token, std::uint32_t& rank) {

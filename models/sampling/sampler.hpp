@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "config/sampling_params.hpp"
+#include "config/sampling/sampling_params.hpp"
 
 namespace kvhive {
 
@@ -18,6 +18,11 @@ namespace kvhive {
 /// \param position  the index that the new token will have in its sequence; each position of a
 ///                  seed has one random number
 Sampled sample(std::span<const float> logits, const SamplingParams& params, std::uint64_t position);
+
+/// The same for a token that is chosen from other logits (logits_processor.hpp) than those by which
+/// its likelihood is reported.
+Sampled sample(std::span<const float> logits, std::span<const float> chosen_from,
+               const SamplingParams& params, std::uint64_t position);
 
 /// How likely one token is.
 /// \param rank  its place among all: 1 = the most likely one; of equal ones, the lowest id first

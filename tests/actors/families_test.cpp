@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <limits>
+#include <map>
 
 #include "actors/transformer_runner.hpp"
 #include "models/layer_groups.hpp"
@@ -101,11 +103,13 @@ class Family : public ::testing::TestWithParam<Member> {
       return all;
     }
   };
-  void submit(PlainRing& ring, const Answers& answers, float temperature = 0) const {
+  void submit(PlainRing& ring, const Answers& answers, float temperature = 0,
+              const TokenRules& rules = {}) const {
     GenerationParams params;
     params.max_tokens = kMostTokens;
     params.sampling = {.temperature = temperature, .seed = 5};
     params.ignore_eos = true;
+    params.rules = rules;
     const auto asked = prompts();
     for (std::uint32_t i = 0; i < asked.size(); ++i) {
       if (answers.of[i]->is_finished()) continue;
@@ -141,9 +145,9 @@ class Family : public ::testing::TestWithParam<Member> {
       answers.of.push_back(std::make_shared<Recording>());
     return answers;
   }
-  Tokens run(PlainRing& ring, float temperature = 0) const {
+  Tokens run(PlainRing& ring, float temperature = 0, const TokenRules& rules = {}) const {
     const Answers answers = no_answers();
-    submit(ring, answers, temperature);
+    submit(ring, answers, temperature, rules);
     while (!ring.is_quiet()) EXPECT_TRUE(ring.advance().value_or(false) || ring.is_quiet());
     return answers.tokens();
   }
@@ -223,6 +227,82 @@ TEST_P(Family, GuessingAheadGivesTheSameTokensInFewerSteps) {
         }
         EXPECT_TRUE(fsck(memory).violations.empty());
       }
+  }
+}
+
+/// One token at a time, each by a request of its own, with the penalties worked out here from the
+/// likeliest tokens' log-probabilities.
+TEST_P(Family, PenaltiesGiveTheTokensThatFollowFromTheLikelihoods) {
+  const TokenRules rules{.presence_penalty = 0.75f, .frequency_penalty = 0.5f, .min_tokens = 2};
+  const PoolMemory memory = make_pool({300});
+  const auto engine = ring(memory, {.at_once = 1});
+  const Tokens answers = run(*engine, 0, rules);
+  EXPECT_NE(answers, expected()) << "the penalties change nothing";
+  const auto asked = prompts();
+  int known = 0;
+  for (std::size_t i = 0; i < asked.size(); ++i) {
+    std::vector<TokenId> sequence = asked[i];
+    std::map<TokenId, int> counts;
+    for (const TokenId token : answers[i]) {
+      const auto next = std::make_shared<Recording>();
+      engine->scheduler().submit({{2, 0},
+                                  sequence,
+                                  {},
+                                  {.max_tokens = 1, .logprobs = kMostLogprobs, .ignore_eos = true},
+                                  std::make_shared<RecordingSink>(next)});
+      while (!next->is_finished()) ASSERT_TRUE(engine->advance().has_value());
+      const auto penalised = [&](const Sampled& each) {
+        const bool is_early = sequence.size() < asked[i].size() + rules.min_tokens;
+        if (each.token == kOracleEos && is_early) return -std::numeric_limits<float>::infinity();
+        const auto count = counts.find(each.token);
+        return count == counts.end()
+                   ? each.logprob
+                   : each.logprob - 0.75f - 0.5f * static_cast<float>(count->second);
+      };
+      const std::vector<Sampled>& top = next->top.front();
+      const auto best = std::ranges::max_element(top, {}, penalised);
+      // Else a token that is less likely than these may be the best.
+      if (penalised(*best) > top.back().logprob) {
+        ASSERT_EQ(token, best->token) << i << " " << sequence.size();
+        ++known;
+      }
+      sequence.push_back(token);
+      ++counts[token];
+    }
+  }
+  EXPECT_GT(known, 130) << "of 8 answers of 18 tokens";
+}
+
+/// In batches, cached, preempted, swapped, with guesses and after a death.
+TEST_P(Family, RulesHoldWhateverTheCacheDoes) {
+  const TokenRules rules{.presence_penalty = 0.5f,
+                         .frequency_penalty = 0.25f,
+                         .repetition_penalty = 1.3f,
+                         .logit_bias = {{3, 2}, {5, -100}}};
+  for (const float temperature : {0.0f, 0.9f}) {
+    const PoolMemory plain = make_pool({300});
+    const Tokens alone =
+        run(*ring(plain, {.prefix_caching = false, .at_once = 1}), temperature, rules);
+    for (const PreemptionMode mode : {PreemptionMode::recompute, PreemptionMode::swap})
+      for (const std::uint32_t drafts : {0u, 4u}) {
+        const PoolMemory memory = make_pool({26, 60});
+        const auto engine = ring(memory, {.preemption = mode, .step_tokens = 32, .drafts = drafts});
+        EXPECT_EQ(run(*engine, temperature, rules), alone);
+        EXPECT_EQ(run(*engine, temperature, rules), alone) << "again";
+        EXPECT_TRUE(fsck(memory).violations.empty());
+      }
+    const PoolMemory memory = make_pool({100});
+    const Answers answers = no_answers();
+    {
+      const auto dying = ring(memory, {.step_tokens = 24}, 1);
+      submit(*dying, answers, temperature, rules);
+      for (int i = 0; i < 30; ++i) ASSERT_TRUE(dying->advance().has_value());
+    }
+    reap(memory, ProcessSlot{1});
+    const auto survivor = ring(memory, {}, 0);
+    submit(*survivor, answers, temperature, rules);
+    while (!survivor->is_quiet()) ASSERT_TRUE(survivor->advance().has_value());
+    EXPECT_EQ(answers.tokens(), alone);
   }
 }
 

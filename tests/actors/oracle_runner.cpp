@@ -20,7 +20,19 @@ std::uint64_t extend(std::uint64_t past, TokenId token, std::uint64_t position) 
   return h ^ h >> 31;
 }
 
+std::uint64_t past_of(std::span<const TokenId> sequence, std::int32_t adapter) {
+  std::uint64_t past = no_past(adapter);
+  for (std::size_t i = 0; i < sequence.size(); ++i) past = extend(past, sequence[i], i);
+  return past;
+}
+
 TokenId token_of(std::uint64_t past) { return static_cast<TokenId>(past % kOracleVocab); }
+
+/// What rules make of it: the answer so far counts twice.
+TokenId ruled_token_of(std::uint64_t past, std::span<const TokenId> answer) {
+  for (const TokenId token : answer) past = extend(past, token, answer.size());
+  return token_of(past);
+}
 
 /// Any numbers that depend on the token, on all before it, and on K.
 PromptToken score(TokenId token, std::uint64_t past, std::uint32_t likeliest) {
@@ -47,9 +59,7 @@ std::vector<PromptToken> oracle_scores(std::span<const TokenId> prompt, std::uin
 }
 
 TokenId oracle_next(std::span<const TokenId> sequence, std::int32_t adapter) {
-  std::uint64_t past = no_past(adapter);
-  for (std::size_t i = 0; i < sequence.size(); ++i) past = extend(past, sequence[i], i);
-  return token_of(past);
+  return token_of(past_of(sequence, adapter));
 }
 
 OracleOutput oracle_output(std::span<const TokenId> prompt, const GenerationParams& params,
@@ -57,12 +67,15 @@ OracleOutput oracle_output(std::span<const TokenId> prompt, const GenerationPara
   std::vector<TokenId> sequence(prompt.begin(), prompt.end());
   OracleOutput output;
   while (output.reason == FinishReason::none) {
-    const TokenId next = oracle_next(sequence, adapter);
+    const TokenId next = params.rules.change_no_logits()
+                             ? oracle_next(sequence, adapter)
+                             : ruled_token_of(past_of(sequence, adapter), output.tokens);
     sequence.push_back(next);
     output.tokens.push_back(next);
     const auto& stops = params.stop_token_ids;
-    if ((next == kOracleEos && !params.ignore_eos) ||
-        std::find(stops.begin(), stops.end(), next) != stops.end())
+    const bool is_end = (next == kOracleEos && !params.ignore_eos) ||
+                        std::find(stops.begin(), stops.end(), next) != stops.end();
+    if (is_end && output.tokens.size() >= params.rules.min_tokens)
       output.reason = FinishReason::stop;
     else if (output.tokens.size() >= params.max_tokens || sequence.size() >= max_model_len)
       output.reason = FinishReason::length;
@@ -85,8 +98,11 @@ Expected<StepResults> OracleRunner::run(const StepPlan& plan) {
   for (const ScheduledSequence& work : plan.work) write(work);
   const std::vector<SampledRow> rows = sampled_rows(plan);
   std::vector<GeneratedToken> sampled;
-  for (const SampledRow& row : rows)
-    sampled.push_back({token_of(read_back(*row.work, row.position() - 1, row.position())), 0, {}});
+  for (const SampledRow& row : rows) {
+    const std::uint64_t past = read_back(*row.work, row.position() - 1, row.position());
+    sampled.push_back(
+        {row.work->logits ? ruled_token_of(past, row.answer()) : token_of(past), 0, {}});
+  }
   StepResults results{accepted(rows, std::move(sampled))};
   for (const ScheduledSequence& work : plan.work) {
     if (work.scored.empty()) continue;

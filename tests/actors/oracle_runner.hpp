@@ -21,7 +21,8 @@ inline constexpr TokenId kOracleEos = 31;
 /// The token after `sequence`, from the oracle's definition alone.
 TokenId oracle_next(std::span<const TokenId> sequence, std::int32_t adapter = -1);
 
-/// All tokens that a request generates, and why it ends. The oracle does not know stop strings.
+/// All tokens that a request generates, and why it ends. The oracle does not know stop strings. Of
+/// rules it knows that there are some, and min_tokens.
 struct OracleOutput {
   std::vector<TokenId> tokens;
   FinishReason reason = FinishReason::none;

@@ -19,7 +19,8 @@ struct Recording {
   std::uint32_t admissions = 0;
   std::uint32_t flushes = 0;
   FinishReason reason = FinishReason::none;
-  std::vector<float> logprobs;  ///< of the tokens
+  std::vector<float> logprobs;            ///< of the tokens
+  std::vector<std::vector<Sampled>> top;  ///< of each, the likeliest in its place
   std::vector<PromptToken> prompt;
   Error error;
   RequestStats stats;
@@ -56,6 +57,7 @@ class RecordingSink : public OutputSink {
     if (++seen_ > journaled_) {
       recording_->tokens.push_back(token.token);
       recording_->logprobs.push_back(token.logprob);
+      recording_->top.push_back(token.top);
     }
     KV_CHECK(recording_->tokens.at(seen_ - 1) == token.token, seen_);
     recording_->text += text;

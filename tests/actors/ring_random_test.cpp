@@ -141,6 +141,9 @@ class RandomRun {
     if (between(0, 3) == 0) client.domain = DomainId{1};
     if (between(0, 3) == 0) client.adapter = static_cast<std::int32_t>(between(0, 1));
     if (between(0, 4) == 0) client.params.prompt_logprobs = between(0, 3);
+    if (between(0, 3) == 0)
+      client.params.rules = {.presence_penalty = 1,
+                             .min_tokens = between(0, client.params.max_tokens)};
   }
 
   PlainRing& random_engine() {

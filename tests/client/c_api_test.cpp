@@ -18,6 +18,57 @@ kvhive_client* connect(const Daemon& daemon) {
   return client;
 }
 
+/// Each field arrives: the answer is that of the same request through the C++ library.
+TEST(CApi, RulesOfTokensArrive) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "8M"});
+  GenerateRequest same = request_of("In the beginning", 30);
+  same.presence_penalty = 0.5f;
+  same.frequency_penalty = 0.25f;
+  same.repetition_penalty = 1.25f;
+  same.min_tokens = 12;
+  same.logit_bias = {{262, -3}, {300, 2}};
+  for (TokenId token = 256; token < 1500; ++token) same.allowed_token_ids.push_back(token);
+  same.bad_words = {"God", "the"};
+  same.stop = {"e"};
+  same.include_stop = true;
+  const auto expected = daemon.connect().generate(same);
+  ASSERT_TRUE(expected.has_value());
+  ASSERT_THAT(expected->text, ::testing::EndsWith("e"));
+  ASSERT_GT(expected->tokens.size(), 12u);
+
+  kvhive_request request = kvhive_default_request("In the beginning");
+  EXPECT_EQ(request.repetition_penalty, 1);
+  const kvhive_token_bias biases[] = {{262, -3}, {300, 2}};
+  const char* const words[] = {"God", "the"};
+  const char* const stop[] = {"e"};
+  request.max_tokens = 30;
+  request.presence_penalty = 0.5f;
+  request.frequency_penalty = 0.25f;
+  request.repetition_penalty = 1.25f;
+  request.min_tokens = 12;
+  request.logit_bias = biases;
+  request.logit_bias_count = 2;
+  request.allowed_tokens = same.allowed_token_ids.data();
+  request.allowed_token_count = same.allowed_token_ids.size();
+  request.bad_words = words;
+  request.bad_word_count = 2;
+  request.stop = stop;
+  request.stop_count = 1;
+  request.include_stop = 1;
+  kvhive_client* client = connect(daemon);
+  uint64_t id = 0;
+  ASSERT_EQ(kvhive_submit(client, &request, &id), KVHIVE_OK) << kvhive_last_error();
+  std::string text;
+  kvhive_progress news = kvhive_empty_progress();
+  do {
+    ASSERT_EQ(kvhive_wait(client, -1), KVHIVE_OK);
+    ASSERT_EQ(kvhive_read(client, id, &news), KVHIVE_OK);
+    text.append(news.text, news.text_bytes);
+  } while (news.finish == KVHIVE_FINISH_NONE);
+  EXPECT_EQ(text, expected->text);
+  kvhive_close(client);
+}
+
 TEST(CApi, StreamsARequestToItsEnd) {
   const Daemon daemon({"--kv-cache-memory-bytes", "8M"});
   kvhive_client* client = connect(daemon);

@@ -27,7 +27,7 @@ RequestBody valid_body(std::uint64_t prompt_bytes) {
   body.log = {up(answers_offset()), record_bytes(0)};
   body.text = {up(body.log.offset + body.log.bytes), 4096};
   body.max_tokens = 1;
-  body.top_p = 1;
+  body.top_p = body.repetition_penalty = 1;
   return body;
 }
 

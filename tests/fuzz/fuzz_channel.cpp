@@ -40,6 +40,13 @@ class HostileClient {
         move(body.log, answers_offset());
         move(body.text, answers_offset());
         move(body.prompt_log, answers_offset());
+        move(body.rule_lists, prompts_offset());
+        body.rule_counts = {body.rule_counts.biases % 8, body.rule_counts.allowed % 32,
+                            body.rule_counts.bad_words % 8};
+        if ((input.take<std::uint8_t>() & 1) == 0) body.rule_lists = {}, body.rule_counts = {};
+        if ((input.take<std::uint8_t>() & 1) == 0)
+          body.presence_penalty = body.frequency_penalty = 0, body.repetition_penalty = 1;
+        body.min_tokens %= 32;
         body.prompt_logprobs %= 2 * kMostLogprobs;
         body.max_tokens %= 32;
         body.salt_bytes %= 2 * kSaltBytes;
@@ -85,6 +92,7 @@ void answer(EngineChannel& channel, const TakenRequest& request, HostileClient& 
   KV_CHECK(request.params.max_tokens > 0 && request.journal.size() <= request.params.max_tokens);
   KV_CHECK(request.params.logprobs <= kMostLogprobs);
   KV_CHECK(request.params.cache_salt.size() <= kSaltBytes);
+  KV_CHECK(check(request.params.rules).has_value());
   const auto sink = channel.sink(request);
   if (input.take<std::uint8_t>() & 1) client.write_slots(input);
   KV_CHECK(sink->start());

@@ -40,6 +40,19 @@ class PythonModule(unittest.TestCase):
         self.assertEqual([len(token.top) for token in whole.tokens], [2, 2, 2])
         self.assertGreaterEqual(whole.tokens[0].top[0].logprob, whole.tokens[0].top[1].logprob)
 
+    def test_rules_about_tokens(self):
+        plain = self.client.generate(PROMPT, max_tokens=8, ignore_eos=True).result()
+        first = plain.tokens[0].token
+        other = self.client.generate(PROMPT, max_tokens=8, ignore_eos=True, logit_bias={first: -100}).result()
+        self.assertNotEqual(other.tokens[0].token, first)
+        few = self.client.generate(PROMPT, max_tokens=8, ignore_eos=True, allowed_token_ids=[300, 301]).result()
+        self.assertLessEqual({token.token for token in few.tokens}, {300, 301})
+        stopped = self.client.generate(PROMPT, max_tokens=40, min_tokens=6, stop=["e"], include_stop=True,
+                                       presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.1, bad_words=["God"]).result()
+        self.assertGreater(len(stopped.tokens), 6)
+        self.assertTrue(stopped.text.endswith("e"))
+        self.assertNotIn("God", stopped.text)
+
     def test_prompts_of_different_cache_salts_share_nothing(self):
         def cached(salt):
             return self.client.generate(PROMPT * 20, max_tokens=1, cache_salt=salt).result().cached_tokens

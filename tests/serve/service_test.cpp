@@ -312,6 +312,91 @@ TEST_F(ServiceTest, PromptLogprobsAreToldAsVllmTellsThem) {
   EXPECT_EQ(refused.json()["error"]["param"], "prompt_logprobs");
 }
 
+/// As OpenAI's and vLLM's fields say; in completions and chats, whole and streamed.
+TEST_F(ServiceTest, RulesOfTokensChangeTheAnswer) {
+  const auto text = [&](const Json& more = Json::object()) {
+    Json request = completion("In the beginning", 24);
+    request.update(more);
+    const HttpReply reply = service_.ask(post(kCompletions, request.dump()));
+    EXPECT_EQ(reply.status, 200) << reply.body;
+    if (!request.value("stream", false))
+      return reply.json()["choices"][0]["text"].get<std::string>();
+    std::string all;
+    for (const std::string& event : reply.events())
+      if (event != "[DONE]") all += Json::parse(event)["choices"][0]["text"].get<std::string>();
+    return all;
+  };
+  const std::string plain = text();
+  ASSERT_THAT(plain, HasSubstr(" son"));
+  for (const Json& more :
+       {Json{{"presence_penalty", 2}}, Json{{"frequency_penalty", 2}},
+        Json{{"repetition_penalty", 1.5}}, Json{{"bad_words", {"son"}}},
+        Json{{"allowed_token_ids", {300, 301, 302}}}, Json{{"logit_bias", {{"300", 1e9}}}}})
+    EXPECT_NE(text(more), plain) << more;
+  EXPECT_EQ(text({{"logit_bias", {{"300", -1e9}}}, {"allowed_token_ids", {300}}}),
+            text({{"allowed_token_ids", {300}}}))
+      << "biases beyond -100..100 count as these";
+  for (const bool is_streamed : {false, true}) {
+    const Json stop = {{"stop", "e"}, {"stream", is_streamed}};
+    EXPECT_EQ(text(stop), plain.substr(0, plain.find('e')));
+    Json kept = stop;
+    kept["include_stop_str_in_output"] = true;
+    EXPECT_EQ(text(kept), plain.substr(0, plain.find('e') + 1));
+    kept["min_tokens"] = 10;
+    EXPECT_THAT(text(kept), ::testing::AllOf(::testing::EndsWith("e"),
+                                             ::testing::StartsWith(plain.substr(0, 12))));
+  }
+  const Json chat = {{"messages", {{{"role", "user"}, {"content", "In the beginning"}}}},
+                     {"max_tokens", 8},
+                     {"allowed_token_ids", {300}}};
+  const Json answer = service_.ask(post("/v1/chat/completions", chat.dump())).json();
+  EXPECT_EQ(answer["usage"]["completion_tokens"], 8);
+}
+
+/// They would fill the channels in which others' requests need room.
+TEST_F(ServiceTest, ManyAnswersDoNotGetLongListsOfAllowedTokens) {
+  Json request = completion("In the beginning", 1);
+  for (TokenId token = 0; token < 2048; ++token) request["allowed_token_ids"].push_back(token);
+  request["n"] = 128;
+  EXPECT_EQ(service_.ask(post(kCompletions, request.dump())).status, 200);
+  request["prompt"] = {"In the beginning", "And God said"};
+  const HttpReply refused = service_.ask(post(kCompletions, request.dump()));
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_EQ(refused.json()["error"]["param"], "allowed_token_ids");
+  EXPECT_THAT(refused.body, HasSubstr("more than 262144 allowed tokens"));
+}
+
+TEST_F(ServiceTest, RulesOfTokensThatCannotBeAreRefusedByTheirField) {
+  const std::pair<const char*, Json> wrong[] = {{"presence_penalty", 2.5},
+                                                {"frequency_penalty", "much"},
+                                                {"repetition_penalty", 0},
+                                                {"min_tokens", -1},
+                                                {"logit_bias", {{"x", 1}}},
+                                                {"logit_bias", {{"5", "high"}}},
+                                                {"logit_bias", {5}},
+                                                {"allowed_token_ids", Json::array()},
+                                                {"allowed_token_ids", {"a"}},
+                                                {"bad_words", {""}},
+                                                {"bad_words", {std::string(65, 'a')}}};
+  for (const auto& [name, value] : wrong) {
+    Json request = completion("In the beginning", 3);
+    request[name] = value;
+    const HttpReply reply = service_.ask(post(kCompletions, request.dump()));
+    EXPECT_EQ(reply.status, 400) << name << " " << value;
+    EXPECT_EQ(reply.json()["error"]["param"], name);
+  }
+  for (const auto& [name, value] :
+       {std::pair{"min_tokens", Json(4)}, std::pair{"allowed_token_ids", Json{7, 1 << 30}},
+        std::pair{"logit_bias", Json{{"1000000", 1}}}}) {
+    Json request = completion("In the beginning", 3);
+    request[name] = value;
+    const HttpReply reply = service_.ask(post(kCompletions, request.dump()));
+    EXPECT_EQ(reply.status, 400) << reply.body;
+    EXPECT_THAT(reply.body, HasSubstr(name));
+    EXPECT_EQ(reply.json()["error"]["param"], name);
+  }
+}
+
 TEST_F(ServiceTest, LogprobsStandBesideTheirTokens) {
   Json request = completion("In the beginning", 5);
   request["logprobs"] = 3;
@@ -353,7 +438,7 @@ TEST_F(ServiceTest, WhatIsWrongIsNamedInOpenAisForm) {
       {R"({"prompt": "a", "logprobs": "b"})", 400, "logprobs"},
       {R"({"prompt": "a", "stop": ["", "b"]})", 400, "stop"},
       {R"({"prompt": "a", "stream_options": {}})", 400, "stream_options"},
-      {R"({"prompt": "a", "logit_bias": {"5": 1}})", 400, "logit_bias"},
+      {R"({"prompt": "a", "use_beam_search": true})", 400, "use_beam_search"},
       {R"({"prompt": "a", "n": 129})", 400, "n"},
       {R"({"prompt": "a", "cache_salt": ""})", 400, "cache_salt"},
       {R"({"prompt": "a", "cache_salt": 7})", 400, "cache_salt"},

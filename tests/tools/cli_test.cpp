@@ -100,6 +100,39 @@ TEST_F(Cli, StopStringsCutTheText) {
   EXPECT_EQ(cut["text"].get<std::string>(), text.substr(0, text.find(stop)));
 }
 
+TEST_F(Cli, RulesOfTokensChangeTheAnswer) {
+  const auto generate = [](std::vector<std::string> more) {
+    std::vector<std::string> flags = {"generate",     "--prompt", "In the beginning",
+                                      "--max-tokens", "24",       "--ignore-eos",
+                                      "--format",     "json"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    return daemon_->cli(flags);
+  };
+  const Json plain = generate({}).json();
+  const int first = plain["token_ids"][0];
+  EXPECT_NE(
+      generate({"--logit-bias", std::to_string(first) + "=-100,7=1.5"}).json()["token_ids"][0],
+      first);
+  for (const Json& token : generate({"--allowed-token-ids", "300,301"}).json()["token_ids"])
+    EXPECT_THAT(token.get<int>(), ::testing::AnyOf(300, 301));
+  for (const char* flag : {"--presence-penalty", "--frequency-penalty", "--repetition-penalty"})
+    EXPECT_NE(generate({flag, "1.9"}).json()["token_ids"], plain["token_ids"]) << flag;
+  const Json stopped =
+      generate({"--stop", "e", "--include-stop", "--min-tokens", "5", "--bad-word", "God"}).json();
+  EXPECT_THAT(stopped["text"].get<std::string>(), ::testing::EndsWith("e"));
+  EXPECT_GT(stopped["token_ids"].size(), 5u);
+  for (const auto& [flags, text] : std::vector<std::pair<std::vector<std::string>, const char*>>{
+           {{"--logit-bias", "7"}, "--logit-bias '7' is not a list of tokens with biases"},
+           {{"--logit-bias", "7=1,"}, "--logit-bias '7=1,' is not"},
+           {{"--min-tokens", "25"}, "--min-tokens is 25; use 0..24"},
+           {{"--frequency-penalty", "3"}, "frequency_penalty = 3"},
+           {{"--allowed-token-ids", "99999999"}, "allowed_token_ids: token id 99999999"}}) {
+    const auto refused = generate(flags);
+    EXPECT_EQ(refused.exit_code, 1);
+    EXPECT_THAT(refused.err, HasSubstr(text));
+  }
+}
+
 TEST_F(Cli, PoolCommandsAgreeWithEachOther) {
   ASSERT_EQ(
       daemon_->cli({"generate", "--prompt", std::string(400, 'a'), "--max-tokens", "2"}).exit_code,

@@ -15,6 +15,8 @@ echo
 "$bin/bench_policies" $brief
 "$bin/bench_step" $brief
 echo
+"$bin/bench_rules" $brief
+echo
 [ -n "$brief" ] || "$bin/bench_attention"
 "$bin/bench_model" $brief
 echo

@@ -12,6 +12,7 @@
 #include "kvhive/client.hpp"
 #include "tools/cli/command.hpp"
 #include "tools/cli/prompt.hpp"
+#include "tools/cli/token_rule_flags.hpp"
 
 namespace kvhive {
 namespace {
@@ -22,6 +23,7 @@ using Json = nlohmann::json;
 struct GenerateFlags {
   CommonFlags common;
   PromptFlags prompt;
+  TokenRuleFlags rules;
   std::int64_t engine = 0;
   const CLI::Option* engine_option = nullptr;
   std::int64_t max_tokens = 64;
@@ -91,6 +93,7 @@ Expected<GenerateRequest> request_of(GenerateFlags& flags) {
                        "use 0.." + std::to_string(kMostLogprobs));
     request.prompt_logprobs = static_cast<std::uint32_t>(flags.prompt_logprobs);
   }
+  if (auto read = flags.rules.read(request); !read) return forward_error(read);
   return request;
 }
 
@@ -241,6 +244,7 @@ void add_generate(CLI::App& app, int& exit_code) {
   command->add_option("--stop", params.stop, "end before this text; may be given several times")
       ->allow_extra_args(false)
       ->default_str("");
+  flags->rules.add_to(*command, params);
   command->add_option("--stop-token-ids", flags->stop_token_ids, "end after any of these tokens")
       ->type_name("ID,ID,...")
       ->default_str("");

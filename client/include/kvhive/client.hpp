@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -188,6 +189,23 @@ struct GenerateRequest {
   /// The name of the adapter to compute with, as the operator has named it (--lora-modules), at
   /// most 64 bytes; empty = the model alone.
   std::string adapter{};
+
+  // What follows is vLLM's, in its order: allowed tokens, bad words, min_tokens, biases, penalties.
+  // It decides which tokens are chosen; their log-probabilities are the model's.
+  float presence_penalty = 0;   ///< -2..2: taken from the logits of tokens that the answer has
+  float frequency_penalty = 0;  ///< -2..2: the same for each time that the answer has them
+  /// Above 0: divides positive logits of tokens that prompt or answer have, and multiplies others.
+  float repetition_penalty = 1;
+  /// So many tokens are generated before the end-of-sequence token, or what stop and stop_token_ids
+  /// name, ends the answer.
+  std::uint32_t min_tokens = 0;
+  std::map<TokenId, float> logit_bias{};     ///< -100..100 each, added to logits: at most 1,024
+  std::vector<TokenId> allowed_token_ids{};  ///< only these: at most 262,144; empty = all
+  /// Texts not to generate, at most 128 of 64 bytes. Only the last token of each is forbidden,
+  /// where those before it have been generated.
+  std::vector<std::string> bad_words{};
+  /// The stop text that ends the answer stays in it (vLLM's include_stop_str_in_output).
+  bool include_stop = false;
 };
 
 /// The least ClientOptions::channel_bytes that this request fits into: 1 MiB or more.
@@ -240,8 +258,7 @@ struct Progress {
   std::optional<std::uint32_t> engine;
   /// Not none = this was the last progress of the request.
   Finish reason = Finish::none;
-  /// When finished: length of the whole text. It may be shorter than the texts read so far
-  /// together: a stop text is cut off.
+  /// When finished: length of the whole text.
   std::size_t text_bytes = 0;
   ClientError error;  ///< if reason is Finish::error
 };

@@ -32,7 +32,7 @@ extern "C" {
 #endif
 
 /* Version of this interface. Grows when something is added. */
-#define KVHIVE_ABI_VERSION 6
+#define KVHIVE_ABI_VERSION 7
 /* KVHIVE_ABI_VERSION of the library that is loaded. */
 KVHIVE_API uint32_t kvhive_abi_version(void);
 /* Version of the library, for example "0.1.0". */
@@ -103,6 +103,12 @@ KVHIVE_API void kvhive_close(kvhive_client *client);
 
 /* -- requests --------------------------------------------------------------------------------- */
 
+/* Added to a token's logit before it is chosen: -100..100. */
+typedef struct kvhive_token_bias {
+  int32_t token;
+  float bias;
+} kvhive_token_bias;
+
 typedef struct kvhive_request {
   size_t struct_size;
   const char *prompt;           /* UTF-8, prompt_bytes long; ignored if there are prompt_tokens */
@@ -131,6 +137,19 @@ typedef struct kvhive_request {
   int32_t scores_prompt;        /* not 0 = report how likely the prompt's tokens are; it is then
                                    computed whole, and nothing of it is read from the cache */
   uint32_t prompt_logprobs;     /* and the k likeliest tokens in their places, at most 20 */
+  float presence_penalty;       /* -2..2: taken from the logits of tokens that the answer has */
+  float frequency_penalty;      /* -2..2: the same for each time that the answer has them */
+  float repetition_penalty;     /* divides positive logits of tokens that prompt or answer have, and
+                                   multiplies others; 0 or 1 = none */
+  uint32_t min_tokens;          /* so many before anything but max_tokens ends the answer */
+  const kvhive_token_bias *logit_bias; /* logit_bias_count of them, at most 1,024, or NULL */
+  size_t logit_bias_count;
+  const int32_t *allowed_tokens; /* only these: allowed_token_count, at most 262,144; NULL = all */
+  size_t allowed_token_count;
+  const char *const *bad_words; /* bad_word_count texts not to generate: at most 128 of 64 bytes,
+                                   or NULL */
+  size_t bad_word_count;
+  int32_t include_stop;         /* not 0 = the stop text that ends the answer stays in it */
 } kvhive_request;
 
 /* A request for `prompt`, a string that ends with '\0'. */
@@ -142,6 +161,7 @@ static inline kvhive_request kvhive_default_request(const char *prompt) {
   request.prompt_bytes = prompt ? strlen(prompt) : 0;
   request.max_tokens = 16;
   request.top_p = 1;
+  request.repetition_penalty = 1;
   return request;
 }
 

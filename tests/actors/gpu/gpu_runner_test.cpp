@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "kernels/cuda/cuda_kernels.hpp"
+#include "models/sampling/logits_processor.hpp"
 #include "tests/actors/gate.hpp"
 #include "tests/models/gpu/gpu_model.hpp"
 #include "tests/support/private_pool.hpp"
@@ -115,6 +116,29 @@ class GpuRunnerTest : public ::testing::Test {
   std::vector<TokenId> tokens_{3, 14, 15, 92, 65, 35, 89, 79, 32, 38};
   TokenId next_ = 0, expected_ = 0;  ///< the token after `tokens_`, and the one after that
 };
+
+/// One row with rules, one without, in one step.
+TEST_F(GpuRunnerTest, RulesOfTokensChangeTheTokenAndNotWhatIsSaidOfIt) {
+  const auto run_with = [&](const TokenRules& rules, std::vector<TokenId> answer) {
+    StepPlan plan = work(10, {next_}, {{1}, {2}, {3}});
+    plan.work.push_back(plan.work.front());
+    plan.work.back().seq = SeqId{2};
+    plan.work.back().logits = *LogitsProcessor::make(
+        rules, {}, {}, {}, static_cast<std::uint32_t>(model_.config().vocab_size));
+    plan.work.back().answer = std::move(answer);
+    plan.work.back().logprobs = 1;
+    auto sampled = swapper_->move(plan).and_then([&](double) { return runner_->run(plan); });
+    KV_CHECK(sampled && sampled->sampled.size() == 2);
+    EXPECT_EQ(sampled->sampled[0].token.token, expected_);
+    return sampled->sampled[1].token;
+  };
+  const GeneratedToken biased = run_with({.logit_bias = {{7, 100}}}, {});
+  EXPECT_EQ(biased.token, 7);
+  EXPECT_EQ(biased.top.at(0).token, expected_);
+  EXPECT_LT(biased.logprob, biased.top[0].logprob);
+  EXPECT_NE(run_with({.repetition_penalty = 1e6f}, {expected_, 9}).token, expected_);
+  EXPECT_EQ(run_with({.frequency_penalty = 1}, {9}).token, expected_);
+}
 
 TEST_F(GpuRunnerTest, ALayerComputesBeforeTheNextIsCopied) {
   swap_out({{1, 1}, {2, 2}, {3, 3}});

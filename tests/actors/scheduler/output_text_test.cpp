@@ -11,7 +11,9 @@ namespace {
 /// Token b < 256 is byte b; 256 is "he", 257 "ll", 258 "hell", 259 "hello", 262 a special token.
 class OutputTextTest : public ::testing::Test {
  protected:
-  OutputText with_stop(std::vector<std::string> stop) { return {&tokenizer_, std::move(stop)}; }
+  OutputText with_stop(std::vector<std::string> stop) {
+    return {&tokenizer_, {.texts = std::move(stop)}};
+  }
 
   Tokenizer tokenizer_ = parse_tokenizer(small_byte_level(), "test").value();
 };
@@ -111,8 +113,28 @@ TEST_F(OutputTextTest, AStopStringMayEndInTheMiddleOfAWord) {
   EXPECT_EQ(push_all(text, "5 \xe2\x82\xac und"), (std::pair<std::string, bool>{"5 ", true}));
 }
 
+TEST_F(OutputTextTest, AStopStringMayStayInTheText) {
+  OutputText text(&tokenizer_, {.texts = {"END", "N"}, .is_kept = true});
+  EXPECT_EQ(push_all(text, "The ENDs"), (std::pair<std::string, bool>{"The EN", true}))
+      << "the first that is complete";
+  EXPECT_EQ(text.bytes(), 6u);
+  OutputText inside(&tokenizer_, {.texts = {"ll"}, .is_kept = true});
+  EXPECT_EQ(inside.push(259).text, "hell");
+}
+
+TEST_F(OutputTextTest, AStopStringInTheFirstMinTokensDoesNotCount) {
+  OutputText text(&tokenizer_, {.texts = {"ab"}, .min_tokens = 4});
+  EXPECT_EQ(push_all(text, "abababx"), (std::pair<std::string, bool>{"abab", true}));
+  OutputText across(&tokenizer_, {.texts = {"ab"}, .min_tokens = 3});
+  EXPECT_EQ(push_all(across, "abab"), (std::pair<std::string, bool>{"ab", true}))
+      << "it ends behind them";
+  OutputText never(&tokenizer_, {.texts = {"a"}, .min_tokens = 9});
+  EXPECT_EQ(push_all(never, "aaaaaaaa"), (std::pair<std::string, bool>{"aaaaaaaa", false}));
+  EXPECT_EQ(never.finish(), "");
+}
+
 TEST(OutputText, WithoutATokenizerThereIsNoTextAndNoStop) {
-  OutputText text(nullptr, {"a"});
+  OutputText text(nullptr, {.texts = {"a"}});
   const auto piece = text.push('a');
   EXPECT_FALSE(piece.stopped);
   EXPECT_EQ(piece.text + text.finish(), "");

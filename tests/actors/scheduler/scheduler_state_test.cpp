@@ -280,6 +280,36 @@ TEST_F(SchedulerStateTest, EndsAtAStopTokenAlsoWhereEndOfSequenceIsIgnored) {
   EXPECT_EQ(request->reason, FinishReason::stop);
 }
 
+TEST_F(SchedulerStateTest, NothingButTheLengthEndsAnAnswerBeforeMinTokens) {
+  const auto request =
+      submit({1, 2}, {.max_tokens = 4, .stop_token_ids = {50}, .rules = {.min_tokens = 2}});
+  step({.admitted = {1}, .sampled = {{1, 50}}});
+  EXPECT_FALSE(request->is_finished());
+  step({.sampled = {{1, kEos}}});
+  EXPECT_EQ(request->reason, FinishReason::stop) << "it is the second";
+  config_.max_model_len = 16;
+  const auto full = submit({1, 2}, {.max_tokens = 1, .rules = {.min_tokens = 1}});
+  step({.admitted = {2}, .sampled = {{2, 7}}});
+  EXPECT_EQ(full->reason, FinishReason::length);
+}
+
+TEST_F(SchedulerStateTest, TheBlockManagerGetsWhatChangesLogitsAndWhereTheAnswerBegins) {
+  submit({1, 2, 3}, {.rules = {.presence_penalty = 1}}, {7, 8});
+  submit({1, 2, 3});
+  const StepRequest request = next_step();
+  ASSERT_EQ(request.added.size(), 2u);
+  EXPECT_NE(request.added[0].logits, nullptr);
+  EXPECT_EQ(request.added[0].prompt_tokens, 3u);
+  EXPECT_EQ(request.added[0].tokens.size(), 5u);
+  EXPECT_EQ(request.added[1].logits, nullptr);
+}
+
+TEST_F(SchedulerStateTest, RulesAboutTokensThatTheModelDoesNotHaveAreRefused) {
+  const auto request = submit({1, 2}, {.rules = {.logit_bias = {{100, 1}}}});
+  EXPECT_EQ(request->reason, FinishReason::error);
+  EXPECT_THAT(request->error.text, HasSubstr("logit_bias: token id 100 is not in the model's"));
+}
+
 TEST_F(SchedulerStateTest, EndsWhenPromptAndOutputFillTheModel) {
   config_.max_model_len = 4;
   const auto request = submit({1, 2, 3});

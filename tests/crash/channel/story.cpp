@@ -58,7 +58,7 @@ std::optional<std::uint32_t> number_of(const TakenRequest& taken) {
       taken.params.max_tokens == wanted.params.max_tokens &&
       taken.params.logprobs == wanted.params.logprobs &&
       taken.params.prompt_logprobs == wanted.params.prompt_logprobs &&
-      taken.params.stop == wanted.params.stop &&
+      taken.params.stop == wanted.params.stop && taken.params.rules == wanted.params.rules &&
       (!wanted.params.has_seed || taken.params.sampling.seed == wanted.params.sampling.seed);
   return is_whole ? std::optional(number) : std::nullopt;
 }
@@ -87,6 +87,9 @@ ChannelRequest request_of(std::uint32_t number) {
   request.params.has_seed = number % 3 != 0;
   request.params.sampling.seed = request.params.has_seed ? number : 0;
   if (number % 4 == 0) request.params.stop = {"the end"};
+  if (number % 3 == 2)
+    request.params.rules = {
+        .logit_bias = {{7, 1}}, .allowed_token_ids = {1, 2}, .bad_words = {"w"}};
   request.most_text_bytes = 64;
   return request;
 }

@@ -116,6 +116,14 @@ TEST_F(ChannelTest, ARequestArrivesAsItWasSubmitted) {
   request.params.stop_token_ids = {4, 5, 6};
   request.params.cache_salt = std::string("a\0b", 3) + std::string(kSaltBytes - 3, 's');
   request.params.adapter = std::string(kAdapterBytes, 'a');
+  request.params.include_stop = true;
+  request.params.rules = {.presence_penalty = -2,
+                          .frequency_penalty = 1.5f,
+                          .repetition_penalty = 1.1f,
+                          .min_tokens = 9,
+                          .logit_bias = {{7, -100}, {3, 0.5f}},
+                          .allowed_token_ids = counting(1, 300),
+                          .bad_words = {"a", std::string(kBadWordBytes, 'b'), "c"}};
   ASSERT_TRUE(client_.submit(request).has_value());
 
   const TakenRequest taken = take_one();
@@ -136,6 +144,33 @@ TEST_F(ChannelTest, ARequestArrivesAsItWasSubmitted) {
   EXPECT_EQ(taken.params.stop_token_ids, request.params.stop_token_ids);
   EXPECT_EQ(taken.params.cache_salt, request.params.cache_salt);
   EXPECT_EQ(taken.params.adapter, request.params.adapter);
+  EXPECT_TRUE(taken.params.include_stop);
+  EXPECT_EQ(taken.params.rules, request.params.rules);
+}
+
+TEST_F(ChannelTest, RulesSurviveTheEngineAndTheirRoomIsGivenBack) {
+  ChannelRequest request = token_request();
+  request.params.rules = {.frequency_penalty = 1, .bad_words = {"never"}};
+  // As many as there is room for, again and again.
+  request.params.rules.allowed_token_ids = counting(0, kBytes / 3 / sizeof(TokenId));
+  for (int round = 0; round < 5; ++round) {
+    const auto slot = client_.submit(request);
+    ASSERT_TRUE(slot.has_value()) << slot.error().text;
+    EXPECT_EQ(take_one().params.rules, request.params.rules);
+    engine_ = open_engine(static_cast<std::uint32_t>(2 + round));
+    const TakenRequest taken = take_one();
+    EXPECT_EQ(taken.params.rules, request.params.rules) << "the successor's";
+    engine_->sink(taken)->finished(FinishReason::length, {}, {}, 0);
+    EXPECT_EQ(client_.read(*slot).reason, FinishReason::length);
+  }
+}
+
+TEST_F(ChannelTest, LongListsCountInATurn) {
+  ChannelRequest request = token_request();
+  request.params.rules.allowed_token_ids = counting(0, 10'000);
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(client_.submit(request).has_value());
+  EXPECT_THAT(engine_->take_submitted({}, 10'000 * sizeof(TokenId)), SizeIs(1));
+  EXPECT_TRUE(engine_->has_more());
 }
 
 /// Or the engine that goes on would find, and publish, other callers' blocks.
@@ -567,6 +602,10 @@ const BadRequest kBadRequests[] = {
     {"TopK", [](ChannelRequest& r) { r.params.sampling.top_k = -2; }, "top_k"},
     {"TopP", [](ChannelRequest& r) { r.params.sampling.top_p = 0; }, "top_p"},
     {"MinP", [](ChannelRequest& r) { r.params.sampling.min_p = 1.5f; }, "min_p"},
+    {"Penalty", [](ChannelRequest& r) { r.params.rules.presence_penalty = 3; }, "presence_penalty"},
+    {"MinTokens", [](ChannelRequest& r) { r.params.rules.min_tokens = r.params.max_tokens + 1; },
+     "at most max_tokens"},
+    {"BadWord", [](ChannelRequest& r) { r.params.rules.bad_words = {""}; }, "bad_words"},
 };
 INSTANTIATE_TEST_SUITE_P(All, ChannelRefusal, ::testing::ValuesIn(kBadRequests),
                          [](const auto& given) { return given.param.name; });
@@ -843,7 +882,17 @@ class HostileClient : public ChannelTest {
       body.prompt_log.offset = std::min<std::uint64_t>(body.prompt_log.offset,
                                                        (kBytes - body.prompt_log.bytes) / 16 * 16);
     }
-    body.top_p = 1;
+    body.top_p = body.repetition_penalty = 1;
+    if (one_in(3)) {
+      body.presence_penalty = -1;
+      body.min_tokens = static_cast<std::uint32_t>(pick(0, body.max_tokens));
+      body.rule_counts = {static_cast<std::uint32_t>(pick(0, 3)),
+                          static_cast<std::uint32_t>(pick(1, 50)), 0};
+      body.rule_lists = range(prompts_offset(), 1, 4);
+      body.rule_lists.bytes = body.rule_counts.biases * 8 + body.rule_counts.allowed * 4;
+      body.rule_lists.offset = std::min<std::uint64_t>(body.rule_lists.offset,
+                                                       (kBytes - body.rule_lists.bytes) / 16 * 16);
+    }
     body.stop_count = static_cast<std::uint32_t>(pick(0, kMostStopStrings));
     for (std::uint32_t i = 0; i < body.stop_count; ++i)
       body.stop_bytes[i] = static_cast<std::uint32_t>(pick(1, kStopBytes));
@@ -888,17 +937,20 @@ class HostileClient : public ChannelTest {
           bytes[i] = static_cast<unsigned char>(random_());
         break;
       case 2: {  // ranges at the edges
-        ChannelRange* const ranges[] = {&body.prompt, &body.log, &body.text, &body.prompt_log};
-        ChannelRange& range = *ranges[pick(0, 3)];
+        ChannelRange* const ranges[] = {&body.prompt, &body.log, &body.text, &body.prompt_log,
+                                        &body.rule_lists};
+        ChannelRange& range = *ranges[pick(0, 4)];
         if (!one_in(3)) range.offset = edges[pick(0, std::size(edges) - 1)];
         if (!one_in(3)) range.bytes = edges[pick(0, std::size(edges) - 1)];
         break;
       }
       case 3: {  // counts at the edges
         std::uint32_t* const counts[] = {
-            &body.max_tokens,       &body.logprobs,           &body.stop_count,
-            &body.stop_token_count, &body.stop_bytes.front(), &body.stop_bytes.back(),
-            &body.salt_bytes,       &body.adapter_bytes,      &body.prompt_logprobs};
+            &body.max_tokens,           &body.logprobs,           &body.stop_count,
+            &body.stop_token_count,     &body.stop_bytes.front(), &body.stop_bytes.back(),
+            &body.salt_bytes,           &body.adapter_bytes,      &body.prompt_logprobs,
+            &body.min_tokens,           &body.rule_counts.biases, &body.rule_counts.allowed,
+            &body.rule_counts.bad_words};
         constexpr std::uint32_t kCounts[] = {
             0, 1, 8, 9, 16, 17, 20, 21, 64, 65, 128, 129, 0x10000000, 0x7fffffff, 0x80000000, ~0u};
         *counts[pick(0, std::size(counts) - 1)] = kCounts[pick(0, std::size(kCounts) - 1)];
@@ -938,7 +990,17 @@ class HostileClient : public ChannelTest {
       if (body.stop_bytes[i] == 0 || body.stop_bytes[i] > kStopBytes) return false;
     if (body.salt_bytes > kSaltBytes || body.adapter_bytes > kAdapterBytes) return false;
     if (!checked({body.temperature, body.top_k, body.top_p, body.min_p, body.seed})) return false;
-    return true;
+    if (!check({.presence_penalty = body.presence_penalty,
+                .frequency_penalty = body.frequency_penalty,
+                .repetition_penalty = body.repetition_penalty}) ||
+        body.min_tokens > body.max_tokens)
+      return false;
+    const auto& [biases, allowed, words] = body.rule_counts;
+    if (biases > kMostBiases || allowed > kMostAllowedTokens || words > kMostBadWords) return false;
+    const Wide lists = Wide{biases} * 8 + Wide{allowed} * 4 + Wide{words} * 4;
+    if (body.rule_lists.bytes < lists || body.rule_lists.bytes > lists + Wide{words} * 64)
+      return false;
+    return body.rule_lists.bytes == 0 || lies_in(prompts_offset(), body.rule_lists, 4);
   }
 
   std::mt19937_64 random_{20240607};
@@ -1100,7 +1162,7 @@ TEST_F(HostileClient, RequestsForWhichThereIsNoMemoryWaitInTheirSlots) {
   taken.pop_back();
   EXPECT_EQ(calls, 1u);
   EXPECT_THAT(engine_->take_submitted(), SizeIs(1));
-  taken.front().held->settle(100, 100);
+  taken.front().held->settle(100, 100, {});
   EXPECT_EQ(calls, 2u) << "the text was shorter than it might have been";
 }
 

@@ -19,6 +19,7 @@ void read_stop(Fields& fields, GenerateRequest& generate) {
       fields.fail("stop", "holds a text of " + std::to_string(stop.size()) + " bytes; use 1.." +
                               std::to_string(kStopBytes));
   generate.stop_token_ids = fields.tokens("stop_token_ids", kMostStopTokens);
+  generate.include_stop = fields.boolean("include_stop_str_in_output", false);
 }
 
 void read_sampling(Fields& fields, const ServedModel& model, GenerateRequest& generate) {
@@ -36,6 +37,46 @@ void read_sampling(Fields& fields, const ServedModel& model, GenerateRequest& ge
   generate.ignore_eos = fields.boolean("ignore_eos", false);
   generate.priority = static_cast<std::int32_t>(
       fields.integer("priority", 0, std::numeric_limits<std::int32_t>::min(), kMostInt));
+}
+
+bool has_token(const ServedModel& model, TokenId token) {
+  return token < model.tokenizer.vocab_size();
+}
+
+void refuse_token(Fields& fields, const char* name, TokenId token, const ServedModel& model) {
+  fields.fail(name, "has the token " + std::to_string(token) + "; the model has " +
+                        std::to_string(model.tokenizer.vocab_size()));
+}
+
+void read_allowed_tokens(Fields& fields, const ServedModel& model, GenerateRequest& generate) {
+  static const std::string kName = "allowed_token_ids";
+  if (!fields.has(kName)) return;
+  std::vector<TokenId>& allowed = generate.allowed_token_ids;
+  allowed = fields.tokens(kName, kMostAllowedTokens);
+  if (allowed.empty()) return fields.fail(kName, "allows no token; name one, or leave it out");
+  std::ranges::sort(allowed);
+  allowed.erase(std::unique(allowed.begin(), allowed.end()), allowed.end());
+  if (!has_token(model, allowed.back()))
+    refuse_token(fields, "allowed_token_ids", allowed.back(), model);
+}
+
+/// Biases beyond their range count as its end, as in vLLM.
+void read_token_rules(Fields& fields, const ServedModel& model, GenerateRequest& generate) {
+  generate.presence_penalty = static_cast<float>(fields.number("presence_penalty", 0, -2, 2));
+  generate.frequency_penalty = static_cast<float>(fields.number("frequency_penalty", 0, -2, 2));
+  generate.repetition_penalty = static_cast<float>(
+      fields.number_above("repetition_penalty", model.sampling.repetition_penalty, 0, 1e6));
+  generate.min_tokens = static_cast<std::uint32_t>(
+      fields.integer("min_tokens", 0, 0, std::numeric_limits<std::int32_t>::max()));
+  generate.logit_bias = fields.by_token("logit_bias", -100, 100, kMostBiases);
+  for (const auto& [token, bias] : generate.logit_bias)
+    if (!has_token(model, token)) refuse_token(fields, "logit_bias", token, model);
+  read_allowed_tokens(fields, model, generate);
+  generate.bad_words = fields.texts("bad_words", kMostBadWords);
+  for (const std::string& word : generate.bad_words)
+    if (word.empty() || word.size() > kBadWordBytes)
+      fields.fail("bad_words", "holds a text of " + std::to_string(word.size()) +
+                                   " bytes; use 1.." + std::to_string(kBadWordBytes));
 }
 
 /// vLLM's limits: its salts become parts of other stores' keys. Bytes are counted, not characters.
@@ -80,6 +121,17 @@ void read_prompt_logprobs(Fields& fields, AnswerRequest& request) {
 }  // namespace
 
 std::optional<ApiError> AnswerRequest::refusal(const ServedModel& served) const {
+  if (generate.min_tokens > generate.max_tokens)
+    return ApiError{400,
+                    "min_tokens is " + std::to_string(generate.min_tokens) +
+                        ", more than the answer may have: " + std::to_string(generate.max_tokens),
+                    "min_tokens"};
+  if (prompts.size() * n * generate.allowed_token_ids.size() > kMostAllowedInAll)
+    return ApiError{400,
+                    "the lists of all answers together would have more than " +
+                        std::to_string(kMostAllowedInAll) +
+                        " allowed tokens; ask for fewer answers or prompts at a time",
+                    "allowed_token_ids"};
   std::size_t scores = 0;
   for (const Prompt& each : prompts) {
     const std::vector<TokenId>& ids = each.tokens.empty() ? each.told : each.tokens;
@@ -124,20 +176,13 @@ void read_answer_fields(Fields& fields, const ServedModel& model, AnswerRequest&
   read_stream(fields, request);
   read_stop(fields, request.generate);
   read_sampling(fields, model, request.generate);
+  read_token_rules(fields, model, request.generate);
   read_salt(fields, request.generate);
   read_prompt_logprobs(fields, request);
   request.return_token_ids = fields.boolean("return_token_ids", false);
   request.token_ids_as_text = fields.boolean("return_tokens_as_token_ids", false);
   static const std::vector<std::pair<std::string, Json>> kMissing = {
-      {"allowed_token_ids", nullptr},
-      {"bad_words", Json::array()},
-      {"frequency_penalty", 0},
-      {"include_stop_str_in_output", false},
       {"length_penalty", 1},
-      {"logit_bias", Json::object()},
-      {"min_tokens", 0},
-      {"presence_penalty", 0},
-      {"repetition_penalty", 1},
       {"response_format", {{"type", "text"}}},
       {"skip_special_tokens", true},
       {"structured_outputs", nullptr},

@@ -16,6 +16,8 @@ namespace kvhive {
 
 /// The most log-probabilities of prompts that one request may ask for: some 20 MB of text.
 inline constexpr std::size_t kMostScores = std::size_t{1} << 18;
+/// Each answer has a list of its own in a channel, where others' requests need room, too.
+inline constexpr std::size_t kMostAllowedInAll = std::size_t{1} << 18;
 /// The most answers that one request may ask for.
 inline constexpr std::size_t kMostAnswers = 256;
 

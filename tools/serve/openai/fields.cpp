@@ -1,6 +1,7 @@
 #include "tools/serve/openai/fields.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <limits>
 
@@ -11,11 +12,28 @@ namespace {
 
 using Json = nlohmann::json;
 
+/// Takes from `left` what the value's text has at least; false if that is more. A value may have
+/// megabytes.
+bool is_within(const Json& value, std::size_t& left) {
+  const std::size_t own = value.is_string() ? value.get_ref<const std::string&>().size() : 1;
+  if (own > left) return false;
+  left -= own;
+  if (!value.is_structured()) return true;
+  for (const auto& [key, part] : value.items()) {
+    if (value.is_object() && key.size() > left) return false;
+    if (value.is_object()) left -= key.size();
+    if (!is_within(part, left)) return false;
+  }
+  return true;
+}
+
 /// A value as an error text shows it.
 std::string shown_value(const Json& value) {
-  std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
   constexpr std::size_t kMost = 60;
-  if (text.size() > kMost)
+  std::size_t left = kMost;
+  std::string text;
+  if (is_within(value, left)) text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (text.empty() || text.size() > kMost)
     text = value.is_array() ? "a list" : value.is_object() ? "an object" : "too long a value";
   return text;
 }
@@ -120,6 +138,28 @@ std::vector<TokenId> Fields::tokens(const std::string& name, std::size_t most) {
   if (tokens && tokens->size() <= most) return std::move(*tokens);
   fail(name, fmt::format("is {}; use a list of at most {} token ids", shown(name), most));
   return {};
+}
+
+std::map<TokenId, float> Fields::by_token(const std::string& name, double least, double most,
+                                          std::size_t most_entries) {
+  std::map<TokenId, float> numbers;
+  if (!has(name)) return numbers;
+  const Json& value = at(name);
+  const auto wrong = [&](const std::string& which) {
+    fail(name, fmt::format("is {}{}; use an object of at most {} token ids with numbers in {}..{}, "
+                           "as {{\"12\": -100}}",
+                           shown(name), which, most_entries, least, most));
+    return std::map<TokenId, float>();
+  };
+  if (!value.is_object() || value.size() > most_entries) return wrong("");
+  for (const auto& [key, number] : value.items()) {
+    TokenId token = -1;
+    const auto [end, error] = std::from_chars(key.data(), key.data() + key.size(), token);
+    const bool is_token = error == std::errc{} && end == key.data() + key.size() && token >= 0;
+    if (!is_token || !number.is_number()) return wrong(", with '" + key.substr(0, 40) + "'");
+    numbers[token] = static_cast<float>(std::clamp(number.get<double>(), least, most));
+  }
+  return numbers;
 }
 
 void Fields::refuse_unless(const std::string& name, const Json& harmless) {

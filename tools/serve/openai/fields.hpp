@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -36,6 +37,9 @@ class Fields {
   /// One text, or a list of them.
   std::vector<std::string> texts(const std::string& name, std::size_t most);
   std::vector<TokenId> tokens(const std::string& name, std::size_t most);
+  /// An object of numbers in least..most, named by token ids.
+  std::map<TokenId, float> by_token(const std::string& name, double least, double most,
+                                    std::size_t most_entries);
 
   /// An error unless the field is absent or has the value that changes nothing.
   void refuse_unless(const std::string& name, const nlohmann::json& harmless);

@@ -48,8 +48,7 @@ std::vector<TokenId> ids_of(const std::vector<OutputToken>& tokens) {
 Generation::Generation(AnswerContext context, AnswerRequest request)
     : context_(std::move(context)), request_(std::move(request)), timer_(context_.hive.loop()) {
   for (std::size_t prompt = 0; prompt < request_.prompts.size(); ++prompt)
-    for (std::uint32_t i = 0; i < request_.n; ++i)
-      choices_.emplace_back(prompt, request_.generate.stop);
+    for (std::uint32_t i = 0; i < request_.n; ++i) choices_.emplace_back(prompt);
 }
 
 void Generation::start() {
@@ -135,10 +134,9 @@ void Generation::on_news(std::size_t index, const Progress& news) {
   if (choice.last_tokens.size() > std::size_t{2 * kTail})
     choice.last_tokens.erase(choice.last_tokens.begin(), choice.last_tokens.end() - kTail);
   if (!news.prompt.empty()) choice.scored_prompt = news.prompt;
-  std::string text = choice.hold.push(news.text);
+  const std::string& text = news.text;
   if (news.reason != Finish::none) {
     choice.reason = news.reason;
-    text += choice.hold.finish(news.text_bytes);
     ++finished_;
   }
   if (request_.stream) {

@@ -9,7 +9,6 @@
 
 #include "tools/serve/hive/hive.hpp"
 #include "tools/serve/openai/answer_request.hpp"
-#include "tools/serve/openai/text_hold.hpp"
 #include "tools/serve/trace/request_span.hpp"
 
 namespace kvhive {
@@ -40,11 +39,10 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   /// One of the answers that were asked for.
   struct Choice {
-    Choice(std::size_t number, const std::vector<std::string>& stop) : prompt(number), hold(stop) {}
+    explicit Choice(std::size_t number) : prompt(number) {}
 
     Hive::Key key = 0;
     std::size_t prompt;
-    TextHold hold;
     std::string text;  ///< of an answer that is not streamed, as the tokens
     std::vector<OutputToken> tokens;
     std::vector<PromptLogprob> scored_prompt;

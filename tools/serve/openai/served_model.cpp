@@ -26,7 +26,10 @@ Expected<SamplingDefaults> sampling_defaults_of(const std::filesystem::path& dir
   if (!top_k) return forward_error(top_k);
   const auto min_p = fields.number_or("min_p", defaults.min_p, 0, 1);
   if (!min_p) return forward_error(min_p);
-  return SamplingDefaults{*temperature, *top_p, *top_k, *min_p};
+  const auto repetition =
+      fields.number_or("repetition_penalty", defaults.repetition_penalty, 1e-6, 1e6);
+  if (!repetition) return forward_error(repetition);
+  return SamplingDefaults{*temperature, *top_p, *top_k, *min_p, *repetition};
 }
 
 }  // namespace

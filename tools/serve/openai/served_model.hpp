@@ -18,6 +18,7 @@ struct SamplingDefaults {
   double top_p = 1;
   std::int64_t top_k = 0;
   double min_p = 0;
+  double repetition_penalty = 1;
 };
 
 struct ServedModel {

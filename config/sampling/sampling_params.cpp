@@ -1,4 +1,4 @@
-#include "config/sampling_params.hpp"
+#include "config/sampling/sampling_params.hpp"
 
 #include <sstream>
 
