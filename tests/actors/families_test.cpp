@@ -275,35 +275,42 @@ TEST_P(Family, PenaltiesGiveTheTokensThatFollowFromTheLikelihoods) {
 
 /// In batches, cached, preempted, swapped, with guesses and after a death.
 TEST_P(Family, RulesHoldWhateverTheCacheDoes) {
-  const TokenRules rules{.presence_penalty = 0.5f,
-                         .frequency_penalty = 0.25f,
-                         .repetition_penalty = 1.3f,
-                         .logit_bias = {{3, 2}, {5, -100}}};
-  for (const float temperature : {0.0f, 0.9f}) {
-    const PoolMemory plain = make_pool({300});
-    const Tokens alone =
-        run(*ring(plain, {.prefix_caching = false, .at_once = 1}), temperature, rules);
-    for (const PreemptionMode mode : {PreemptionMode::recompute, PreemptionMode::swap})
-      for (const std::uint32_t drafts : {0u, 4u}) {
-        const PoolMemory memory = make_pool({26, 60});
-        const auto engine = ring(memory, {.preemption = mode, .step_tokens = 32, .drafts = drafts});
-        EXPECT_EQ(run(*engine, temperature, rules), alone);
-        EXPECT_EQ(run(*engine, temperature, rules), alone) << "again";
-        EXPECT_TRUE(fsck(memory).violations.empty());
+  const TokenRules discouraging{.presence_penalty = 0.5f,
+                                .frequency_penalty = 0.25f,
+                                .repetition_penalty = 1.3f,
+                                .logit_bias = {{3, 2}, {5, -100}}};
+  // Tokens come again and again, but not too often: guesses are right, and their counts matter.
+  const TokenRules encouraging{.presence_penalty = -2, .frequency_penalty = 0.5f};
+  for (const TokenRules& rules : {discouraging, encouraging})
+    for (const float temperature : {0.0f, 0.9f}) {
+      const PoolMemory plain = make_pool({300});
+      const Tokens alone =
+          run(*ring(plain, {.prefix_caching = false, .at_once = 1}), temperature, rules);
+      for (const PreemptionMode mode : {PreemptionMode::recompute, PreemptionMode::swap})
+        for (const std::uint32_t drafts : {0u, 4u}) {
+          const PoolMemory memory = make_pool({26, 60});
+          const auto engine =
+              ring(memory, {.preemption = mode, .step_tokens = 32, .drafts = drafts});
+          EXPECT_EQ(run(*engine, temperature, rules), alone);
+          EXPECT_EQ(run(*engine, temperature, rules), alone) << "again";
+          if (drafts != 0 && temperature == 0 && rules == encouraging) {
+            EXPECT_GT(counted(memory, "accepted_draft_tokens"), 20u);
+          }
+          EXPECT_TRUE(fsck(memory).violations.empty());
+        }
+      const PoolMemory memory = make_pool({100});
+      const Answers answers = no_answers();
+      {
+        const auto dying = ring(memory, {.step_tokens = 24}, 1);
+        submit(*dying, answers, temperature, rules);
+        for (int i = 0; i < 30; ++i) ASSERT_TRUE(dying->advance().has_value());
       }
-    const PoolMemory memory = make_pool({100});
-    const Answers answers = no_answers();
-    {
-      const auto dying = ring(memory, {.step_tokens = 24}, 1);
-      submit(*dying, answers, temperature, rules);
-      for (int i = 0; i < 30; ++i) ASSERT_TRUE(dying->advance().has_value());
+      reap(memory, ProcessSlot{1});
+      const auto survivor = ring(memory, {}, 0);
+      submit(*survivor, answers, temperature, rules);
+      while (!survivor->is_quiet()) ASSERT_TRUE(survivor->advance().has_value());
+      EXPECT_EQ(answers.tokens(), alone);
     }
-    reap(memory, ProcessSlot{1});
-    const auto survivor = ring(memory, {}, 0);
-    submit(*survivor, answers, temperature, rules);
-    while (!survivor->is_quiet()) ASSERT_TRUE(survivor->advance().has_value());
-    EXPECT_EQ(answers.tokens(), alone);
-  }
 }
 
 /// Bit for bit, in chunks of any size, preempted and swapped.

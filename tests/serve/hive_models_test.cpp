@@ -60,5 +60,70 @@ TEST_F(HiveModels, WhatIsNotKnownIsNotCompared) {
   EXPECT_EQ(end_of(hive, 8).reason, Finish::length);
 }
 
+/// Of one channel, which is small: what does not fit into it is refused while it is in use, and
+/// gets another in its place when it is idle. Meanwhile others are served.
+class HiveRoom : public HiveModels {
+ protected:
+  static GenerateRequest large() {
+    GenerateRequest request = request_of("In the beginning", 2);
+    request.most_text_bytes = std::size_t{3} << 20;
+    return request;
+  }
+  Hive::Key submit(const GenerateRequest& request, std::optional<Progress>& end) {
+    return hive_.submit(request, 0, [&end](const Progress& news) {
+      if (news.reason != Finish::none) end = news;
+    });
+  }
+  void run_until(const std::function<bool()>& is_reached) {
+    const auto work = boost::asio::make_work_guard(loop_);
+    loop_.restart();
+    while (!is_reached()) loop_.run_one();
+  }
+
+  explicit HiveRoom(std::size_t channel_bytes = std::size_t{1} << 20)
+      : hive_(loop_, {daemon_.socket()}, {.channels = 1, .channel_bytes = channel_bytes}, "") {}
+
+  Hive hive_;
+};
+
+TEST_F(HiveRoom, ARequestThatNoChannelWillEverHoldHoldsUpNobody) {
+  std::optional<Progress> running, refused, small;
+  const Hive::Key first = submit(request_of("In the beginning", 1500), running);
+  run_until([&] { return hive_.running() == 1; });
+  submit(large(), refused);
+  submit(request_of("And God said", 2), small);
+  run_until([&] { return refused && small; });
+  EXPECT_EQ(refused->error.code, ErrorCode::overloaded);
+  EXPECT_EQ(small->reason, Finish::length);
+  EXPECT_FALSE(running);
+  hive_.cancel(first);
+  submit(large(), refused = std::nullopt);
+  run_until([&] { return refused.has_value(); });
+  EXPECT_EQ(refused->reason, Finish::length) << refused->error.text;
+  EXPECT_EQ(hive_.channels(), 1u);
+}
+
+class HiveOfFourMib : public HiveRoom {
+ protected:
+  HiveOfFourMib() : HiveRoom(std::size_t{4} << 20) {}
+};
+
+/// One waits for room in the channel, and others that need less do not wait behind it.
+TEST_F(HiveOfFourMib, ARequestThatWaitsForRoomHoldsUpNoneThatNeedsLess) {
+  GenerateRequest most = request_of("In the beginning", 1500);
+  most.most_text_bytes = std::size_t{2} << 20;
+  std::optional<Progress> first, second, small;
+  const Hive::Key key = submit(most, first);
+  run_until([&] { return hive_.running() == 1; });
+  const Hive::Key waiting = submit(most, second);
+  submit(request_of("And God said", 2), small);
+  run_until([&] { return small.has_value(); });
+  EXPECT_EQ(small->reason, Finish::length);
+  EXPECT_EQ(hive_.waiting(), 1u);
+  hive_.cancel(key);
+  run_until([&] { return hive_.running() == 1 && hive_.waiting() == 0; });
+  hive_.cancel(waiting);
+}
+
 }  // namespace
 }  // namespace kvhive::testing

@@ -1,9 +1,11 @@
-// The HTTP server beside a handler that fails.
+// The HTTP server beside a handler of the test's, and clients that no good program is.
 
 #include "tools/serve/http/server.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <future>
 #include <stdexcept>
 #include <thread>
 
@@ -12,26 +14,61 @@
 namespace kvhive::testing {
 namespace {
 
-// Streams of others run in the same process: an exception that nobody expects must not end it.
-TEST(HttpServer, AnExceptionCostsOneRequest) {
-  boost::asio::io_context loop(1);
-  int gone = 0;
-  Connections connections;
-  connections.answer = [&](const std::shared_ptr<Exchange>& exchange) {
-    exchange->on_gone = [&] { ++gone; };
-    if (exchange->request().path == "/well")
-      return exchange->answer({200, "well", "text/plain", {}});
-    if (exchange->request().path == "/begun") exchange->begin_events({});
-    throw std::runtime_error("a mistake");
-  };
-  connections.refuse = [](Exchange& exchange, int status, const std::string& text) {
-    exchange.answer({status, text, "text/plain", {}});
-  };
-  HttpServer server(loop, std::move(connections));
-  ASSERT_TRUE(server.listen("127.0.0.1", 0));
-  std::thread serving([&] { loop.run(); });
+using ::testing::HasSubstr;
 
-  HttpClient other(server.port()), failing(server.port()), begun(server.port());
+/// A server in a thread of its own. What is asked for decides what its handler does.
+class HttpServerTest : public ::testing::Test {
+ protected:
+  void serve(const HttpLimits& limits = {}) {
+    Connections connections;
+    connections.limits = limits;
+    connections.answer = [this](const std::shared_ptr<Exchange>& exchange) { handle(exchange); };
+    connections.refuse = [](Exchange& exchange, int status, const std::string& text) {
+      exchange.answer({status, text, "text/plain", {}});
+    };
+    server_.emplace(loop_, std::move(connections));
+    ASSERT_TRUE(server_->listen("127.0.0.1", 0));
+    serving_ = std::thread([this] { loop_.run(); });
+  }
+  void TearDown() override {
+    boost::asio::post(loop_, [this] { server_->stop(); });
+    serving_.join();
+  }
+  HttpClient connect() const { return HttpClient(server_->port()); }
+  std::optional<HttpReply> ask(const std::string& request) const {
+    HttpClient client = connect();
+    client.send(request);
+    return client.receive();
+  }
+
+  static constexpr std::size_t kLong = std::size_t{3} << 20;
+
+  int gone_ = 0;
+  std::promise<void> one_is_gone_;
+
+ private:
+  void handle(const std::shared_ptr<Exchange>& exchange) {
+    const std::string& path = exchange->request().path;
+    exchange->on_gone = [this] {
+      if (gone_++ == 0) one_is_gone_.set_value();
+    };
+    if (path == "/well") return exchange->answer({200, "well", "text/plain", {}});
+    if (path == "/long") return exchange->answer({200, std::string(kLong, 'a'), "text/plain", {}});
+    if (path == "/never") return waiting_.push_back(exchange);
+    if (path == "/begun") exchange->begin_events({});
+    throw std::runtime_error("a mistake");
+  }
+
+  boost::asio::io_context loop_{1};
+  std::vector<std::shared_ptr<Exchange>> waiting_;
+  std::optional<HttpServer> server_;
+  std::thread serving_;
+};
+
+// Streams of others run in the same process: an exception that nobody expects must not end it.
+TEST_F(HttpServerTest, AnExceptionCostsOneRequest) {
+  serve();
+  HttpClient other = connect(), failing = connect(), begun = connect();
   failing.send(get("/fails"));
   const auto refused = failing.receive();
   ASSERT_TRUE(refused);
@@ -43,10 +80,75 @@ TEST(HttpServer, AnExceptionCostsOneRequest) {
   const auto well = other.receive();
   ASSERT_TRUE(well);
   EXPECT_EQ(well->body, "well");
+  EXPECT_EQ(gone_, 2);
+}
 
-  boost::asio::post(loop, [&] { server.stop(); });
-  serving.join();
-  EXPECT_EQ(gone, 2);
+/// What stands between chunks, or behind them, is no body and has no length.
+TEST_F(HttpServerTest, ExtensionsAndTrailersWithoutEndAreRefused) {
+  serve();
+  const std::string head = "POST /well HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+  std::string lines;
+  for (int i = 0; i < 20'000; ++i) lines += "a: b\r\n";
+  for (const std::string& endless : {"5;x=" + std::string(120'000, 'y'),
+                                     "0\r\na: " + std::string(120'000, 'y'), "0\r\n" + lines}) {
+    const auto refused = ask(head + endless);
+    ASSERT_TRUE(refused.has_value()) << endless.substr(0, 10);
+    EXPECT_EQ(refused->status, 431) << endless.substr(0, 10);
+  }
+  EXPECT_EQ(ask(head + "2;x=y\r\nab\r\n0\r\na: b\r\n\r\n")->body, "well");
+}
+
+/// Else its request goes on for nobody.
+TEST_F(HttpServerTest, AClientThatLeavesWithBytesBehindItsRequestIsNoticed) {
+  serve({.between_looks = std::chrono::milliseconds(5)});
+  HttpClient client = connect();
+  client.send(get("/never") + "G");
+  EXPECT_EQ(ask(get("/well"))->body, "well");
+  EXPECT_EQ(one_is_gone_.get_future().wait_for(std::chrono::milliseconds(30)),
+            std::future_status::timeout)
+      << "it is still there";
+  one_is_gone_ = {};
+  client.close();
+  EXPECT_EQ(one_is_gone_.get_future().wait_for(std::chrono::seconds(60)),
+            std::future_status::ready);
+}
+
+TEST_F(HttpServerTest, AnswersThatNobodyReadsTakeSoMuchMemoryAndNoMore) {
+  serve({.all_body_bytes = 2 * kLong + 1});
+  std::vector<HttpClient> mute;
+  for (int i = 0; i < 2; ++i) {
+    mute.push_back(connect());
+    mute.back().send(get("/long"));
+    ASSERT_TRUE(mute.back().receive_until("aaaa"));
+  }
+  const auto refused = ask(get("/long"));
+  ASSERT_TRUE(refused.has_value());
+  EXPECT_EQ(refused->status, 503);
+  EXPECT_THAT(refused->body, HasSubstr("are not read"));
+  EXPECT_EQ(ask(get("/well"))->body, "well") << "short ones are";
+  for (HttpClient& client : mute) EXPECT_EQ(client.receive()->body.size(), kLong);
+  EXPECT_EQ(ask(get("/long"))->status, 200);
+}
+
+TEST_F(HttpServerTest, WhoSendsSomethingIsNotTheOneThatHasWaitedLongest) {
+  serve({.connections = 4});
+  HttpClient sending = connect(), other = connect();
+  const auto hear_what_was_sent = [&] {
+    other.send(get("/well"));
+    ASSERT_TRUE(other.receive().has_value());
+  };
+  sending.send("POST /well HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\na");
+  hear_what_was_sent();
+  std::vector<HttpClient> silent;
+  for (const char* byte : {"b", "c", "d"}) {
+    for (int i = 0; i < 2; ++i) silent.push_back(connect());
+    if (*byte != 'd') sending.send(byte);
+    hear_what_was_sent();
+  }
+  sending.send("d");
+  const auto answer = sending.receive();
+  ASSERT_TRUE(answer.has_value());
+  EXPECT_EQ(answer->body, "well");
 }
 
 }  // namespace

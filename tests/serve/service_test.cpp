@@ -262,7 +262,7 @@ TEST_F(ServiceTest, PromptsThatAreTooLongToScoreAreRefused) {
   request["n"] = 20;
   const HttpReply many = service_.ask(post(kCompletions, request.dump()));
   EXPECT_EQ(many.status, 400);
-  EXPECT_THAT(many.body, HasSubstr("420000 log-probabilities of prompts; at most 262144"));
+  EXPECT_THAT(many.body, HasSubstr("420000 log-probabilities of prompts; at most 65536"));
   EXPECT_EQ(many.json()["error"]["param"], "prompt_logprobs");
 }
 

@@ -42,6 +42,16 @@ TEST(Accepted, RowsAreTheLastKnownTokensAndTheDrafts) {
   EXPECT_THAT(rows, ElementsAre(Pair(0, 9), Pair(1, 10), Pair(2, 11), Pair(1, 7)));
 }
 
+TEST(Accepted, ARowsAnswerHasTheGuessesBeforeItsToken) {
+  StepPlan plan;
+  plan.work.push_back(work(1, 8, {39, 40, 41, 42}, 2));
+  plan.work.front().answer = {38, 39, 40};
+  std::vector<std::vector<TokenId>> answers;
+  for (const SampledRow& row : sampled_rows(plan)) answers.push_back(row.answer());
+  EXPECT_THAT(answers, ElementsAre(ElementsAre(38, 39, 40), ElementsAre(38, 39, 40, 41),
+                                   ElementsAre(38, 39, 40, 41, 42)));
+}
+
 TEST(Accepted, ATokenStandsBehindEachDraftThatWasRight) {
   StepPlan plan;
   plan.work.push_back(work(1, 8, {40, 41, 42}, 2));

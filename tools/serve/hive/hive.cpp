@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <boost/asio/post.hpp>
+#include <limits>
 #include <utility>
 
 #include "base/log.hpp"
@@ -9,6 +10,9 @@
 namespace kvhive {
 namespace asio = boost::asio;
 namespace {
+
+/// The least that the library gives: who does not fit into this has no smaller one behind it.
+constexpr std::size_t kLeastChannel = std::size_t{1} << 20;
 
 bool may_serve(Hive::ModelId served, Hive::ModelId wanted) {
   return served == wanted || served == 0 || wanted == 0;
@@ -32,7 +36,8 @@ Hive::~Hive() {
 
 Hive::Key Hive::submit(GenerateRequest request, ModelId model, Lane::Listener listener) {
   const Key key = next_++;
-  Waiting next{key, std::move(request), model, std::move(listener)};
+  const std::size_t channel_bytes = channel_bytes_for(request);
+  Waiting next{key, std::move(request), model, std::move(listener), channel_bytes};
   if (waiting_.size() >= limits_.waiting ||
       waiting_bytes_ + bytes_of(next) > limits_.waiting_bytes) {
     fail(next, {ErrorCode::overloaded,
@@ -54,11 +59,11 @@ void Hive::cancel(Key key) {
     waiting_bytes_ -= bytes_of(request);
     return true;
   });
-  const auto found = running_.find(key);
-  if (found == running_.end()) return;
-  const Running gone = found->second;
-  running_.erase(found);
-  gone.lane->discard(gone.request);
+  if (const auto found = running_.find(key); found != running_.end()) {
+    const Running gone = found->second;
+    running_.erase(found);
+    gone.lane->discard(gone.request);
+  }
   start_waiting();
 }
 
@@ -77,11 +82,20 @@ std::size_t Hive::bytes_of(const Waiting& request) {
   return request.request.prompt.size() + request.request.prompt_tokens.size() * sizeof(TokenId);
 }
 
-/// In the order in which they came.
+/// In the order in which they came. One that needs more than there is does not hold up those behind
+/// it that need less.
 void Hive::start_waiting() {
-  while (!waiting_.empty() && start(waiting_.front())) {
-    waiting_bytes_ -= bytes_of(waiting_.front());
-    waiting_.pop_front();
+  std::size_t too_much = std::numeric_limits<std::size_t>::max();
+  for (auto next = waiting_.begin(); next != waiting_.end() && too_much > kLeastChannel;) {
+    if (next->channel_bytes >= too_much) {
+      ++next;
+    } else if (start(*next)) {
+      waiting_bytes_ -= bytes_of(*next);
+      next = waiting_.erase(next);
+    } else {
+      too_much = next->channel_bytes;
+      ++next;
+    }
   }
 }
 
@@ -89,7 +103,7 @@ void Hive::start_waiting() {
 bool Hive::start(Waiting& next) {
   std::sort(lanes_.begin(), lanes_.end(),
             [](const auto& a, const auto& b) { return a->load() < b->load(); });
-  const std::size_t bytes = channel_bytes_for(next.request);
+  const std::size_t bytes = next.channel_bytes;
   for (const auto& lane : lanes_) {
     if (lane->is_lost() || lane->bytes() < bytes) continue;
     if (!may_serve(lane->model(), next.model)) continue;
@@ -108,8 +122,26 @@ bool Hive::start(Waiting& next) {
     fail(next, submitted.error());
     return true;
   }
+  if (lanes_.size() >= limits_.channels && !has_lane_of(bytes)) {
+    // None will ever do. The sort has the idle ones in front.
+    if (lanes_.front()->load() != 0) {
+      fail(next, {ErrorCode::overloaded,
+                  "all channels are in use and too small for this request; try again",
+                  std::chrono::milliseconds(1000)});
+      return true;
+    }
+    if (!is_opening_) {
+      lanes_.front()->close();
+      lanes_.erase(lanes_.begin());
+    }
+  }
   if (lanes_.size() < limits_.channels) open_lane(std::max(bytes, limits_.channel_bytes));
   return false;
+}
+
+bool Hive::has_lane_of(std::size_t bytes) const {
+  return std::ranges::any_of(
+      lanes_, [&](const auto& lane) { return !lane->is_lost() && lane->bytes() >= bytes; });
 }
 
 void Hive::open_lane(std::size_t bytes) {
@@ -161,10 +193,7 @@ void Hive::on_opened(Result<Opened> opened) {
   if (std::exchange(said_, error.text) != error.text)  // who asks for it, asks often
     spdlog::warn("no further channel: {}", error.text);
   const auto has_hope = [this, &error](const Waiting& request) {
-    return error.code == ErrorCode::pool_exhausted &&
-           std::any_of(lanes_.begin(), lanes_.end(), [&](const auto& lane) {
-             return !lane->is_lost() && lane->bytes() >= channel_bytes_for(request.request);
-           });
+    return error.code == ErrorCode::pool_exhausted && has_lane_of(request.channel_bytes);
   };
   const auto hopeless = std::stable_partition(waiting_.begin(), waiting_.end(), has_hope);
   const std::vector<Waiting> failed(std::make_move_iterator(hopeless),

@@ -83,6 +83,7 @@ class Hive {
     GenerateRequest request;
     ModelId model = 0;
     Lane::Listener listener;
+    std::size_t channel_bytes = 0;  ///< the least that it fits into
   };
   struct Running {
     std::shared_ptr<Lane> lane;
@@ -94,6 +95,7 @@ class Hive {
   static std::size_t bytes_of(const Waiting& request);
   void start_waiting();
   bool start(Waiting& next);
+  bool has_lane_of(std::size_t bytes) const;
   void open_lane(std::size_t bytes);
   struct Opened {
     Client client;

@@ -27,12 +27,16 @@ void Lane::watch() {
 
 Result<RequestId> Lane::submit(const GenerateRequest& request, Listener listener) {
   const auto submitted = client_.submit(request);
-  if (submitted) listeners_.emplace(*submitted, std::move(listener));
+  if (!submitted) return submitted;
+  listeners_.emplace(*submitted, std::move(listener));
+  has_discarded_ = false;
   return submitted;
 }
 
 void Lane::discard(RequestId request) {
-  if (listeners_.erase(request) != 0) client_.discard(request);
+  if (listeners_.erase(request) == 0) return;
+  client_.discard(request);
+  has_discarded_ = true;
 }
 
 void Lane::on_news() {
@@ -40,7 +44,7 @@ void Lane::on_news() {
   if (woken) watch();  // first: whatever a listener throws, the others' news are heard
   std::vector<RequestId> requests;
   for (const auto& [request, listener] : listeners_) requests.push_back(request);
-  bool has_room = false;
+  bool has_room = has_discarded_;  // perhaps: nothing is told of what was discarded
   for (const RequestId request : requests) {
     const auto found = listeners_.find(request);
     if (found == listeners_.end()) continue;  // discarded by another's listener

@@ -27,6 +27,9 @@ class Lane : public std::enable_shared_from_this<Lane> {
   /// Nothing more is told of it.
   void discard(RequestId request);
 
+  /// Gives the channel back, as soon as nobody has the lane any more. It must be idle.
+  void close() { news_.close(); }
+
   std::size_t load() const { return listeners_.size(); }
   std::size_t bytes() const { return bytes_; }
   std::uint64_t model() const { return model_; }
@@ -44,6 +47,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   std::map<RequestId, Listener> listeners_;
   std::size_t bytes_;
   bool is_lost_ = false;
+  bool has_discarded_ = false;  ///< requests, since the last one was submitted
 };
 
 }  // namespace kvhive

@@ -18,7 +18,8 @@ struct HttpLimits {
   std::size_t connections = 8192;
   std::size_t header_bytes = 16384;
   std::size_t body_bytes = std::size_t{8} << 20;
-  /// Of all bodies together that are being received or answered.
+  /// Of all bodies together that are being received or answered, and of whole answers that are
+  /// being sent.
   std::size_t all_body_bytes = std::size_t{256} << 20;
   /// Of an answer that its client does not read; then it is taken to have gone.
   std::size_t unread_bytes = 256 << 10;
@@ -27,7 +28,9 @@ struct HttpLimits {
   std::chrono::seconds for_header{10};
   std::chrono::seconds for_body{60};
   std::chrono::seconds for_next_request{60};
-  std::chrono::seconds for_writing{30};
+  std::chrono::seconds for_writing{30};  ///< each 64 KiB of an answer, or its rest
+  /// Whether a client has closed its end that had sent more than its request.
+  std::chrono::milliseconds between_looks{500};
 };
 
 struct Connections {

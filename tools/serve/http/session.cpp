@@ -1,5 +1,6 @@
 #include "tools/serve/http/session.hpp"
 
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -27,6 +28,10 @@ std::string_view HttpRequest::header(std::string_view name) const {
 }
 
 namespace {
+
+/// Read or written at a time. What stands between a body's chunks is no body, and no header: only
+/// the buffer's size bounds it.
+constexpr std::size_t kAtATime = std::size_t{64} << 10;
 
 std::string head_of(int status, const HttpHeaders& headers) {
   const auto reason = http::obsolete_reason(http::int_to_status(static_cast<unsigned>(status)));
@@ -65,7 +70,9 @@ std::string chunk_of(std::string_view bytes) {
 }  // namespace
 
 Session::Session(asio::ip::tcp::socket socket, Connections& connections)
-    : connections_(connections), stream_(std::move(socket)) {
+    : connections_(connections),
+      stream_(std::move(socket)),
+      buffer_(connections.limits.header_bytes + kAtATime) {
   boost::system::error_code ignored;
   stream_.socket().set_option(asio::ip::tcp::no_delay(true), ignored);
   stream_.socket().set_option(
@@ -131,6 +138,7 @@ void Session::read_request(std::chrono::seconds patience) {
 void Session::on_header(ErrorCode error) {
   if (state_ == State::closed) return;
   if (error) return refuse(error);
+  move_to(connections_.reading);  // who sends something is not the one that has waited longest
   stream_.expires_after(connections_.limits.for_body);
   if (!beast::iequals(parser_->get()[http::field::expect], "100-continue")) return read_body();
   static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
@@ -154,6 +162,7 @@ void Session::on_body(ErrorCode error) {
   if (state_ == State::closed) return;
   if (error) return refuse(error);
   constexpr std::size_t kSmall = std::size_t{64} << 10;
+  move_to(connections_.reading);
   reserve(parser_->get().body().size());
   if (reserved_ > kSmall && connections_.reserved > connections_.limits.all_body_bytes)
     return refuse(503, "too many large requests are being received; try again");
@@ -197,8 +206,9 @@ void Session::refuse(ErrorCode error) {
     return refuse(413, "the request has more than " +
                            std::to_string(connections_.limits.body_bytes) +
                            " bytes; shorten it, or raise --max-body-bytes");
-  refuse(error == http::error::header_limit ? 431 : 400,
-         "this is no HTTP request: " + error.message());
+  const bool is_too_long =
+      error == http::error::header_limit || error == http::error::buffer_overflow;
+  refuse(is_too_long ? 431 : 400, "this is no HTTP request: " + error.message());
 }
 
 void Session::refuse(int status, const std::string& text) {
@@ -208,8 +218,9 @@ void Session::refuse(int status, const std::string& text) {
   connections_.refuse(*this, status, text);
 }
 
-/// A client that closes its end, or half of it, wants no answer any more. One that sends its next
-/// request already is not watched.
+/// A client that closes its end, or half of it, wants no answer any more. If its next request is
+/// here already, that it has closed does not show by reading: then the connection's state is looked
+/// at.
 void Session::watch_for_end() {
   if (std::exchange(is_watching_, true)) return;
   stream_.socket().async_wait(
@@ -221,16 +232,38 @@ void Session::watch_for_end() {
         char byte;
         const auto got =
             recv(self->stream_.socket().native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
-        if (got > 0) return;
+        if (got > 0) return self->look_for_end();
         if (got < 0 && (errno == EAGAIN || errno == EINTR)) return self->watch_for_end();
         self->close();
       });
+}
+
+void Session::look_for_end() {
+  tcp_info info{};
+  socklen_t bytes = sizeof info;
+  const int asked =
+      getsockopt(stream_.socket().native_handle(), IPPROTO_TCP, TCP_INFO, &info, &bytes);
+  if (asked != 0 || info.tcpi_state != TCP_ESTABLISHED) return close();
+  is_watching_ = true;
+  look_again_.expires_after(connections_.limits.between_looks);
+  look_again_.async_wait([weak = weak_from_this()](ErrorCode) {
+    const auto self = weak.lock();
+    if (!self) return;
+    self->is_watching_ = false;
+    if (self->state_ == State::answering) self->look_for_end();
+  });
 }
 
 // -- answering ------------------------------------------------------------------------------------
 
 void Session::answer(HttpAnswer answer) {
   if (state_ != State::answering) return;
+  // An answer that is not read stays here for a while.
+  if (answer.body.size() > kAtATime) {
+    if (connections_.reserved + answer.body.size() > connections_.limits.all_body_bytes)
+      return refuse(503, "too many long answers are not read; try again");
+    reserve(reserved_ + answer.body.size());
+  }
   count(answer.status);
   on_gone = nullptr;
   on_end_of_service = nullptr;
@@ -292,16 +325,25 @@ void Session::send(std::string bytes) {
 
 void Session::write_pending() {
   writing_ = std::exchange(pending_, {});
+  written_ = 0;
+  write_some();
+}
+
+/// Who reads a long answer slowly has time for each piece of it.
+void Session::write_some() {
   stream_.expires_after(connections_.limits.for_writing);
+  const std::string_view piece = std::string_view(writing_).substr(written_, kAtATime);
+  written_ += piece.size();
   asio::async_write(
-      stream_, asio::buffer(writing_),
+      stream_, asio::buffer(piece),
       [self = shared_from_this()](ErrorCode error, std::size_t) { self->on_written(error); });
 }
 
 void Session::on_written(ErrorCode error) {
-  writing_.clear();
   if (state_ == State::closed) return;
   if (error) return close();
+  if (written_ < writing_.size()) return write_some();
+  writing_.clear();
   if (!pending_.empty()) return write_pending();
   stream_.expires_never();
   if (state_ != State::ended) return;

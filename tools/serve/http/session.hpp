@@ -2,6 +2,7 @@
 // One connection: reads a request, has it answered, and reads the next.
 
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <boost/beast/core/flat_buffer.hpp>
 #include <boost/beast/core/tcp_stream.hpp>
 #include <boost/beast/http/parser.hpp>
@@ -49,15 +50,18 @@ class Session : public Exchange, public std::enable_shared_from_this<Session> {
   void refuse(ErrorCode error);
   void refuse(int status, const std::string& text);
   void watch_for_end();
+  void look_for_end();
   void move_to(std::list<Session*>& room);
   void reserve(std::size_t bytes);
   void count(int status);
   void send(std::string bytes);
   void write_pending();
+  void write_some();
   void on_written(ErrorCode error);
 
   Connections& connections_;
   boost::beast::tcp_stream stream_;
+  boost::asio::steady_timer look_again_{stream_.get_executor()};
   boost::beast::flat_buffer buffer_;
   std::optional<Parser> parser_;
   HttpRequest request_;
@@ -69,6 +73,7 @@ class Session : public Exchange, public std::enable_shared_from_this<Session> {
   bool is_watching_ = false;
   bool is_counted_ = false;              ///< the request
   std::string pending_, writing_;        ///< of the answer: not written yet, and being written
+  std::size_t written_ = 0;              ///< of writing_
   std::size_t reserved_ = 0;             ///< of the bytes for bodies
   std::list<Session*>* room_;            ///< where it is now
   std::list<Session*>::iterator place_;  ///< in it

@@ -170,7 +170,9 @@ void read_answer_fields(Fields& fields, const ServedModel& model, AnswerRequest&
   } else if (request.model != model.name) {
     std::string known = "'" + model.name + "'";
     for (const std::string& adapter : model.adapters) known += ", '" + adapter + "'";
-    fields.fail("model", "'" + request.model + "' does not exist; this service has " + known, 404);
+    fields.fail("model",
+                "'" + shown_text(request.model) + "' does not exist; this service has " + known,
+                404);
   }
   request.n = static_cast<std::uint32_t>(fields.integer("n", 1, 1, kMostPerPrompt));
   read_stream(fields, request);

@@ -14,8 +14,9 @@
 
 namespace kvhive {
 
-/// The most log-probabilities of prompts that one request may ask for: some 20 MB of text.
-inline constexpr std::size_t kMostScores = std::size_t{1} << 18;
+/// The most log-probabilities of prompts that one request may ask for: some 5 MB of text, which the
+/// loop makes.
+inline constexpr std::size_t kMostScores = std::size_t{1} << 16;
 /// Each answer has a list of its own in a channel, where others' requests need room, too.
 inline constexpr std::size_t kMostAllowedInAll = std::size_t{1} << 18;
 /// The most answers that one request may ask for.
