@@ -8,6 +8,7 @@
 #include "kernels/arguments.hpp"
 #include "kernels/cache_write.hpp"
 #include "kernels/cpu/convert_row.hpp"
+#include "kernels/cpu/instructions/cpu_features.hpp"
 #include "kernels/cpu/packed/packed_write.hpp"
 #include "kernels/cpu/page_rows.hpp"
 #include "kernels/cpu/stream_copy.hpp"
@@ -157,6 +158,8 @@ GroupWriters group_writers(const CacheWriteArgs& args) {
   const PagedKv& kv = args.kv;
   const bool is_packed = kv.layout == PageLayout::packed && kv.dtype == Dtype::bf16 &&
                          fastest_page_layout(kv.S, kv.D, kv.dtype) == kv.layout;
+  // Packed pages are also written where their attention is only emulated.
+  if (!cpu_features().avx512_bf16) return {};
   const PackedWriters& writers = native::kPackedWriters;
   if (is_packed && args.in_dtype == Dtype::bf16) return {writers.keys, writers.values};
   if (is_packed && args.in_dtype == Dtype::f32) return {writers.float_keys, writers.float_values};
