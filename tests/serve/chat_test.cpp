@@ -139,7 +139,7 @@ TEST_F(ChatTest, StreamsTheAnswerInPieces) {
   request["stream"] = true;
   request["stream_options"] = {{"include_usage", true}};
   auto events = ask(request).events();
-  ASSERT_GE(events.size(), 3u);  // a short answer may come in one piece
+  ASSERT_GT(events.size(), 3u);
   EXPECT_EQ(events.back(), "[DONE]");
   const Json usage = Json::parse(events[events.size() - 2]);
   EXPECT_TRUE(usage["choices"].empty());

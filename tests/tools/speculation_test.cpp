@@ -1,5 +1,6 @@
 // Guessing ahead (--num-speculative-tokens) changes how long an answer takes, and nothing else.
 
+#include "kernels/cpu/instructions/cpu_features.hpp"
 #include "tests/tools/whole_answers.hpp"
 
 namespace kvhive::testing {
@@ -30,14 +31,17 @@ const Tokens& without_guesses() {
   return tokens;
 }
 
-TEST(Speculation, AnswersAreTheSame) {
+TEST(Speculation, AnswersAreTheSameInFewerSteps) {
   const Daemon daemon(with_guesses({"--engines", "2", "--kv-cache-memory-bytes", "32M"}));
   EXPECT_EQ(tokens_one_by_one(daemon, repetitive_requests()), without_guesses());
   EXPECT_EQ(tokens_at_once(daemon, repetitive_requests()), without_guesses());
-  const PoolMemory pool = daemon.pool();
-  // How many pay depends on what a row costs on this CPU. What right ones save: families_test.cpp.
-  EXPECT_GT(counted(pool, "draft_tokens"), 0u);
   EXPECT_TRUE(daemon.fsck_is_clean());
+  if (!cpu_features().avx512_bf16)
+    GTEST_SKIP()
+        << "NOT RUN: that steps are fewer; on this CPU a row costs too much for guesses to pay";
+  const PoolMemory pool = daemon.pool();
+  EXPECT_GT(counted(pool, "draft_tokens"), 100u);
+  EXPECT_GT(counted(pool, "accepted_draft_tokens"), 50u);
 }
 
 TEST(Speculation, AnEngineMayDieWithGuessesUnderWay) {
