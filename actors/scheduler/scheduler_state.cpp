@@ -97,11 +97,7 @@ Expected<void> SchedulerState::check(const Submission& submission) const {
                        std::to_string(config_.max_model_len) +
                        ", at least one of output included; " + remedy_for(config_.length_bound));
   for (const auto* tokens : {&submission.prompt, &submission.journal})
-    for (const TokenId token : *tokens)
-      if (token < 0 || static_cast<std::uint32_t>(token) >= config_.vocab_size)
-        return failure(Errc::bad_argument, "token id " + std::to_string(token) +
-                                               " is not in the model's vocabulary of " +
-                                               std::to_string(config_.vocab_size));
+    if (auto known = check_vocabulary(*tokens, config_.vocab_size); !known) return known;
   if (length > submission.most_scored)
     return failure(Errc::bad_argument, "the prompt has " + std::to_string(length) +
                                            " tokens, and its log-probabilities have room for " +

@@ -27,6 +27,16 @@ bool TokenRules::change_no_logits() const {
          min_tokens == 0 && logit_bias.empty() && allowed_token_ids.empty() && bad_words.empty();
 }
 
+Expected<void> check_vocabulary(std::span<const TokenId> tokens, std::uint32_t vocab_size,
+                                const std::string& field) {
+  for (const TokenId token : tokens)
+    if (token < 0 || static_cast<std::uint32_t>(token) >= vocab_size)
+      return failure(Errc::bad_argument,
+                     (field.empty() ? "" : field + ": ") + "token id " + std::to_string(token) +
+                         " is not in the model's vocabulary of " + std::to_string(vocab_size));
+  return {};
+}
+
 // Written so that NaN fails every comparison and is refused.
 Expected<void> check(const TokenRules& rules) {
   if (!(rules.presence_penalty >= -2 && rules.presence_penalty <= 2))

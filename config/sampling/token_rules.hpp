@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,11 @@ inline constexpr std::size_t kMostBiases = 1024;
 inline constexpr std::size_t kMostAllowedTokens = std::size_t{1} << 18;
 inline constexpr std::size_t kMostBadWords = 128;
 inline constexpr std::size_t kBadWordBytes = 64;
+
+/// Errc::bad_argument if the model has not all of these tokens. `field` is named in front of it.
+[[nodiscard]] Expected<void> check_vocabulary(std::span<const TokenId> tokens,
+                                              std::uint32_t vocab_size,
+                                              const std::string& field = {});
 
 /// Nothing if each is in range; the error names the field. Whether the model has the tokens is not
 /// known here.

@@ -2,31 +2,17 @@
 
 #include <algorithm>
 #include <limits>
-#include <string>
-
-#include "base/check.hpp"
 
 namespace kvhive {
 namespace {
 
 constexpr float kImpossible = -std::numeric_limits<float>::infinity();
 
-bool is_in(std::uint32_t vocab_size, TokenId token) {
-  return token >= 0 && static_cast<std::uint32_t>(token) < vocab_size;
-}
-
-tl::unexpected<Error> unknown(const char* field, TokenId token, std::uint32_t vocab_size) {
-  return failure(Errc::bad_argument, std::string(field) + ": token id " + std::to_string(token) +
-                                         " is not in the model's vocabulary of " +
-                                         std::to_string(vocab_size));
-}
-
 std::vector<TokenId> each_once(std::span<const TokenId> tokens, std::uint32_t vocab_size) {
   std::vector<bool> is_there(vocab_size);
   std::vector<TokenId> once;
   for (const TokenId token : tokens) {
-    KV_CHECK(is_in(vocab_size, token), token, vocab_size);
-    if (is_there[token]) continue;
+    if (is_there.at(token)) continue;
     is_there[token] = true;
     once.push_back(token);
   }
@@ -61,13 +47,18 @@ Expected<std::shared_ptr<const LogitsProcessor>> LogitsProcessor::make(
     std::span<const TokenId> prompt, std::vector<TokenId> end_tokens, std::uint32_t vocab_size) {
   if (rules.change_no_logits()) return nullptr;
   for (const TokenBias& each : rules.logit_bias)
-    if (!is_in(vocab_size, each.token)) return unknown("logit_bias", each.token, vocab_size);
-  for (const TokenId token : rules.allowed_token_ids)
-    if (!is_in(vocab_size, token)) return unknown("allowed_token_ids", token, vocab_size);
+    if (auto known = check_vocabulary({&each.token, 1}, vocab_size, "logit_bias"); !known)
+      return forward_error(known);
+  if (auto known = check_vocabulary(rules.allowed_token_ids, vocab_size, "allowed_token_ids");
+      !known)
+    return forward_error(known);
   for (const auto& word : bad_words)
-    for (const TokenId token : word)
-      if (!is_in(vocab_size, token)) return unknown("bad_words", token, vocab_size);
-  std::erase_if(end_tokens, [&](TokenId token) { return !is_in(vocab_size, token); });
+    if (auto known = check_vocabulary(word, vocab_size, "bad_words"); !known)
+      return forward_error(known);
+  // What no model can say ends nothing.
+  std::erase_if(end_tokens, [&](TokenId token) {
+    return !check_vocabulary({&token, 1}, vocab_size);
+  });
 
   LogitsProcessor made;
   made.presence_ = rules.presence_penalty;

@@ -2,6 +2,7 @@
 // when it is to end.
 
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 #include <sys/resource.h>
 
 #include <fstream>
@@ -152,6 +153,12 @@ TEST(HangUp, ReadsTheKeysAndOpensTheTraceFileAnew) {
   signal_process(service.pid(), SIGHUP);
   EXPECT_EQ(status_with("new"), 200);
   EXPECT_EQ(status_with("third"), 401);
+
+  // Nobody writes into it: who opened it would wait for ever.
+  std::filesystem::remove(keys);
+  ASSERT_EQ(mkfifo(keys.c_str(), 0600), 0);
+  signal_process(service.pid(), SIGHUP);
+  EXPECT_EQ(status_with("new"), 200);
 }
 
 TEST(HangUp, OpensTheLogFileAnew) {

@@ -103,6 +103,18 @@ TEST_F(HiveRoom, ARequestThatNoChannelWillEverHoldHoldsUpNobody) {
   EXPECT_EQ(hive_.channels(), 1u);
 }
 
+/// Little room for what waits.
+TEST_F(HiveModels, ListsThatWaitCountWithThePrompts) {
+  Hive hive(loop_, {daemon_.socket()}, {.channels = 1, .waiting_bytes = std::size_t{1} << 20}, "");
+  GenerateRequest request = request_of("In the beginning", 1);
+  request.allowed_token_ids.assign((std::size_t{1} << 18) + 1, 300);
+  std::optional<Progress> refused;
+  hive.submit(request, 0, [&](const Progress& news) { refused = news; });
+  const auto work = boost::asio::make_work_guard(loop_);
+  while (!refused) loop_.run_one();
+  EXPECT_EQ(refused->error.code, ErrorCode::overloaded);
+}
+
 class HiveOfFourMib : public HiveRoom {
  protected:
   HiveOfFourMib() : HiveRoom(std::size_t{4} << 20) {}

@@ -438,6 +438,7 @@ TEST_F(ServiceTest, WhatIsWrongIsNamedInOpenAisForm) {
       {R"({"prompt": "a", "logprobs": "b"})", 400, "logprobs"},
       {R"({"prompt": "a", "stop": ["", "b"]})", 400, "stop"},
       {R"({"prompt": "a", "stream_options": {}})", 400, "stream_options"},
+      {R"({"prompt": "a", "logit_bias": {"5": "a"}})", 400, "logit_bias"},
       {R"({"prompt": "a", "use_beam_search": true})", 400, "use_beam_search"},
       {R"({"prompt": "a", "n": 129})", 400, "n"},
       {R"({"prompt": "a", "cache_salt": ""})", 400, "cache_salt"},
@@ -455,6 +456,10 @@ TEST_F(ServiceTest, WhatIsWrongIsNamedInOpenAisForm) {
     EXPECT_EQ(error["code"], status);
     EXPECT_FALSE(error["message"].get<std::string>().empty());
   }
+  const HttpReply long_name = service_.ask(
+      post(kCompletions, Json{{"prompt", "a"}, {"model", std::string(1 << 20, 'm')}}.dump()));
+  EXPECT_EQ(long_name.status, 404);
+  EXPECT_LT(long_name.body.size(), 1000u);
   EXPECT_EQ(service_.ask(get("/nowhere")).status, 404);
   EXPECT_EQ(service_.ask(get(kCompletions)).status, 405);
   const HttpReply embeddings = service_.ask(post("/v1/embeddings", "{}"));

@@ -165,8 +165,8 @@ void Service::reload() {
   // To open a pipe would wait for whoever writes into it, and with it all callers.
   std::error_code unknown;
   if (!std::filesystem::is_regular_file(api_key_file_, unknown))
-    return spdlog::warn("--api-key-file: '{}' is no file any more; the keys stay as they are",
-                        api_key_file_);
+    return spdlog::error("--api-key-file: '{}' is no file any more; the keys stay as they were",
+                         api_key_file_);
   auto keys = ApiKeys::load(api_key_file_);
   if (!keys) return spdlog::error("{}; the keys stay as they were", keys.error().text);
   // Each domain has channels of its own, which are opened at the start.

@@ -190,8 +190,9 @@ struct GenerateRequest {
   /// most 64 bytes; empty = the model alone.
   std::string adapter{};
 
-  // What follows is vLLM's, in its order: allowed tokens, bad words, min_tokens, biases, penalties.
-  // It decides which tokens are chosen; their log-probabilities are the model's.
+  // Rules about tokens, as vLLM has them. They are applied in its order: allowed tokens, bad words,
+  // min_tokens, biases, penalties. They decide which tokens are chosen; the log-probabilities that
+  // are reported stay the model's.
   float presence_penalty = 0;   ///< -2..2: taken from the logits of tokens that the answer has
   float frequency_penalty = 0;  ///< -2..2: the same for each time that the answer has them
   /// Above 0: divides positive logits of tokens that prompt or answer have, and multiplies others.

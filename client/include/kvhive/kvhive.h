@@ -216,7 +216,7 @@ typedef struct kvhive_progress {
   size_t token_count;
   const char *text;           /* UTF-8, text_bytes long, then '\0': completed by these tokens */
   size_t text_bytes;
-  size_t whole_text_bytes;    /* when finished: length of the whole text; a stop text is cut off */
+  size_t whole_text_bytes;    /* when finished: length of the whole text */
   const char *error_text;     /* "" unless finish is KVHIVE_FINISH_ERROR */
   int32_t error;              /* a kvhive_code */
   int32_t finish;             /* a kvhive_finish; not NONE = the last progress of this request */

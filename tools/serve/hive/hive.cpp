@@ -11,9 +11,6 @@ namespace kvhive {
 namespace asio = boost::asio;
 namespace {
 
-/// The least that the library gives: who does not fit into this has no smaller one behind it.
-constexpr std::size_t kLeastChannel = std::size_t{1} << 20;
-
 bool may_serve(Hive::ModelId served, Hive::ModelId wanted) {
   return served == wanted || served == 0 || wanted == 0;
 }
@@ -79,14 +76,17 @@ void Hive::count_adapters(std::map<std::string, OfAdapter>& counts) const {
 }
 
 std::size_t Hive::bytes_of(const Waiting& request) {
-  return request.request.prompt.size() + request.request.prompt_tokens.size() * sizeof(TokenId);
+  const GenerateRequest& asked = request.request;
+  return asked.prompt.size() +
+         (asked.prompt_tokens.size() + asked.allowed_token_ids.size()) * sizeof(TokenId);
 }
 
 /// In the order in which they came. One that needs more than there is does not hold up those behind
 /// it that need less.
 void Hive::start_waiting() {
+  static const std::size_t kLeast = channel_bytes_for({});  // none needs less
   std::size_t too_much = std::numeric_limits<std::size_t>::max();
-  for (auto next = waiting_.begin(); next != waiting_.end() && too_much > kLeastChannel;) {
+  for (auto next = waiting_.begin(); next != waiting_.end() && too_much > kLeast;) {
     if (next->channel_bytes >= too_much) {
       ++next;
     } else if (start(*next)) {

@@ -25,7 +25,7 @@ class Hive {
     std::size_t channels = 32;
     std::size_t channel_bytes = std::size_t{8} << 20;
     std::size_t waiting = 8192;                          ///< requests for which no channel has room
-    std::size_t waiting_bytes = std::size_t{256} << 20;  ///< of their prompts
+    std::size_t waiting_bytes = std::size_t{256} << 20;  ///< of their prompts and allowed tokens
   };
   /// Identifies a request. Never reused.
   using Key = std::uint64_t;
