@@ -109,6 +109,27 @@ TEST(EndingService, EndsAtOnceWhenItIsToldTwice) {
   signal_engines(daemon, SIGCONT);
 }
 
+/// It waits for a channel to a keeper that does not answer, for up to ten seconds.
+TEST(EndingService, DoesNotWaitForAStoppedKeeper) {
+  const TempDirectory directory;
+  const std::string spans = (directory.path() / "spans").string();
+  const Daemon daemon;
+  Service service(daemon.socket(), {"--trace-file", spans});
+  signal_process(daemon.keeper(), SIGSTOP);
+  HttpClient waiting = service.connect();
+  waiting.send(completion(5, false));
+  ASSERT_TRUE(eventually([&] {
+    return service.ask(get("/metrics?view=service")).body.find("state=\"answering\"} 2") !=
+           std::string::npos;
+  }));
+  const auto before = std::chrono::steady_clock::now();
+  EXPECT_EQ(service.stop(), 0);
+  EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(6));
+  ASSERT_TRUE(waiting.receive());
+  EXPECT_THAT(directory.read("spans"), HasSubstr("the service is being stopped"));
+  signal_process(daemon.keeper(), SIGCONT);
+}
+
 // A second SIGTERM finds it wherever it is on its way out.
 TEST(EndingService, EndsByItsOwnCodeHoweverOftenItIsTold) {
   const TempDirectory directory;

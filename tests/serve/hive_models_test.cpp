@@ -115,6 +115,18 @@ TEST_F(HiveModels, ListsThatWaitCountWithThePrompts) {
   EXPECT_EQ(refused->error.code, ErrorCode::overloaded);
 }
 
+TEST_F(HiveModels, WhatIsCancelledNoLongerTakesRoomOfThoseThatWait) {
+  Hive hive(loop_, {daemon_.socket()}, {.channels = 1, .waiting_bytes = std::size_t{1} << 20}, "");
+  GenerateRequest request = request_of("In the beginning", 1);
+  request.allowed_token_ids.assign(std::size_t{200'000}, 300);
+  for (int i = 0; i < 3; ++i) hive.cancel(hive.submit(request, 0, [](const Progress&) {}));
+  std::optional<Progress> told;
+  hive.submit(request, 0, [&](const Progress& news) { told = news; });
+  const auto work = boost::asio::make_work_guard(loop_);
+  while (!told) loop_.run_one();
+  EXPECT_NE(told->error.code, ErrorCode::overloaded) << told->error.text;
+}
+
 class HiveOfFourMib : public HiveRoom {
  protected:
   HiveOfFourMib() : HiveRoom(std::size_t{4} << 20) {}

@@ -31,12 +31,13 @@ HttpClient::HttpClient(std::uint16_t port)
            errno);
 }
 
-void HttpClient::send(const std::string& bytes) {
+bool HttpClient::send(const std::string& bytes) {
   for (std::size_t sent = 0; sent < bytes.size();) {
     const auto got = ::send(socket_.get(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
-    if (got < 0) return;  // the server has ended the connection; its answer may still be there
+    if (got < 0) return false;  // its answer may still be there
     sent += static_cast<std::size_t>(got);
   }
+  return true;
 }
 
 bool HttpClient::read_more() {

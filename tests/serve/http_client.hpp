@@ -23,7 +23,8 @@ class HttpClient {
  public:
   explicit HttpClient(std::uint16_t port);
 
-  void send(const std::string& bytes);
+  /// Whether all of it was taken: the server may have ended the connection.
+  bool send(const std::string& bytes);
   /// One whole answer; nothing if the connection ended before, or nothing came for a minute.
   std::optional<HttpReply> receive();
   /// Reads until the answer so far contains `text`.

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "tests/serve/http_client.hpp"
+#include "tests/tools/daemon.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -23,6 +24,10 @@ class HttpServerTest : public ::testing::Test {
     Connections connections;
     connections.limits = limits;
     connections.answer = [this](const std::shared_ptr<Exchange>& exchange) { handle(exchange); };
+    connections.answer_to_head = [](Exchange& exchange) -> std::optional<HttpAnswer> {
+      if (exchange.request().path != "/closed") return std::nullopt;
+      return HttpAnswer{403, "closed", "text/plain", {}};
+    };
     connections.refuse = [](Exchange& exchange, int status, const std::string& text) {
       exchange.answer({status, text, "text/plain", {}});
     };
@@ -55,8 +60,15 @@ class HttpServerTest : public ::testing::Test {
     if (path == "/well") return exchange->answer({200, "well", "text/plain", {}});
     if (path == "/long") return exchange->answer({200, std::string(kLong, 'a'), "text/plain", {}});
     if (path == "/never") return waiting_.push_back(exchange);
-    if (path == "/begun") exchange->begin_events({});
+    if (path == "/begun" || path == "/stream") exchange->begin_events({});
+    if (path == "/stream") return go_on(exchange, 10'000);
     throw std::runtime_error("a mistake");
+  }
+
+  void go_on(const std::shared_ptr<Exchange>& exchange, int events) {
+    exchange->send_event(std::string(10'000, 'a'));
+    if (events > 1 && !exchange->is_gone())
+      boost::asio::post(loop_, [=, this] { go_on(exchange, events - 1); });
   }
 
   boost::asio::io_context loop_{1};
@@ -128,6 +140,59 @@ TEST_F(HttpServerTest, AnswersThatNobodyReadsTakeSoMuchMemoryAndNoMore) {
   EXPECT_EQ(ask(get("/well"))->body, "well") << "short ones are";
   for (HttpClient& client : mute) EXPECT_EQ(client.receive()->body.size(), kLong);
   EXPECT_EQ(ask(get("/long"))->status, 200);
+}
+
+/// Else its connection would be reset, and the answer lost: it reads only when it has sent.
+TEST_F(HttpServerTest, WhoSendsALongBodyInVainReadsWhy) {
+  serve();
+  for (const auto& [path, status] : {std::pair("/closed", 403), {"/well", 413}}) {
+    HttpClient client = connect();
+    const std::size_t bytes = (std::size_t{8} << 20) + (status == 413 ? 1 : 0);
+    client.send("POST " + std::string(path) +
+                " HTTP/1.1\r\nHost: a\r\nContent-Length: " + std::to_string(bytes) + "\r\n\r\n");
+    EXPECT_TRUE(client.send(std::string(kLong, 'a')));
+    const auto refused = client.receive();
+    ASSERT_TRUE(refused.has_value()) << path;
+    EXPECT_EQ(refused->status, status);
+    EXPECT_TRUE(client.is_ended());
+  }
+}
+
+/// Those of requests that are being answered count, too.
+TEST_F(HttpServerTest, BodiesTakeSoMuchMemoryAndNoMore) {
+  serve({.all_body_bytes = kLong});
+  const std::string body(kLong - 100, 'a');
+  HttpClient first = connect();
+  first.send(post("/never", body));
+  std::optional<HttpReply> refused;
+  EXPECT_TRUE(eventually([&] {
+    refused = ask(post("/well", body));
+    return refused && refused->status == 503;
+  }));
+  EXPECT_THAT(refused->body, HasSubstr("too many large requests"));
+  EXPECT_EQ(ask(post("/well", "short"))->body, "well");
+  first.close();
+  EXPECT_TRUE(eventually([&] { return ask(post("/well", body))->status == 200; }));
+}
+
+/// The kernel takes some of it first.
+TEST_F(HttpServerTest, AStreamThatIsNotReadEndsWhenItHasGrown) {
+  serve({.unread_bytes = 100'000, .for_writing = std::chrono::seconds(600)});
+  HttpClient client = connect();
+  client.send(get("/stream"));
+  EXPECT_EQ(one_is_gone_.get_future().wait_for(std::chrono::seconds(20)),
+            std::future_status::ready);
+}
+
+/// Its answer's room is another's then.
+TEST_F(HttpServerTest, WhoStopsReadingAWholeAnswerLosesItsConnection) {
+  serve({.all_body_bytes = kLong + 1, .for_writing = std::chrono::seconds(1)});
+  HttpClient mute = connect();
+  mute.send(get("/long"));
+  ASSERT_TRUE(mute.receive_until("aaaa"));
+  EXPECT_EQ(ask(get("/long"))->status, 503);
+  EXPECT_TRUE(eventually([&] { return ask(get("/long"))->status == 200; }));
+  EXPECT_FALSE(mute.receive().has_value());
 }
 
 TEST_F(HttpServerTest, WhoSendsSomethingIsNotTheOneThatHasWaitedLongest) {

@@ -238,6 +238,45 @@ TEST_F(ServiceTest, ARepeatedPromptIsScored) {
   EXPECT_EQ(first["top_logprobs"][prompt - 1], logprobs["top_logprobs"][prompt - 1]);
 }
 
+/// Its JSON is made in another thread, and what the engine sends meanwhile comes behind it.
+TEST_F(ServiceTest, ALongScoredPromptIsToldWholeAndInOrder) {
+  Json request = completion("", 40);
+  std::vector<TokenId> prompt;
+  for (TokenId i = 0; i < 1'000; ++i) prompt.push_back(300 + i * 7 % 500);
+  request["prompt"] = prompt;
+  request["echo"] = true;
+  request["logprobs"] = 20;
+  request["temperature"] = 0;
+  const HttpReply reply = service_.ask(post(kCompletions, request.dump()));
+  ASSERT_GT(reply.body.size(), std::size_t{1} << 18) << reply.body;
+  const Json whole = reply.json()["choices"][0];
+  request["stream"] = true;
+  const std::vector<std::string> events = service_.ask(post(kCompletions, request.dump())).events();
+  EXPECT_GT(events.front().size(), std::size_t{1} << 18);
+  std::string text;
+  Json tokens = Json::array(), tops = Json::array();
+  for (std::size_t i = 0; i + 1 < events.size(); ++i) {
+    const Json choice = Json::parse(events[i])["choices"][0];
+    text += choice["text"].get<std::string>();
+    for (const Json& token : choice["logprobs"]["tokens"]) tokens.push_back(token);
+    for (const Json& top : choice["logprobs"]["top_logprobs"]) tops.push_back(top);
+  }
+  EXPECT_EQ(text, whole["text"]);
+  EXPECT_EQ(tokens, whole["logprobs"]["tokens"]);
+  EXPECT_EQ(tops, whole["logprobs"]["top_logprobs"]);
+  EXPECT_EQ(events.back(), "[DONE]");
+}
+
+/// So many are submitted in several steps of the loop.
+TEST_F(ServiceTest, AsManyAnswersAsMayBeAskedForCome) {
+  Json request = completion("In the beginning", 2);
+  request["n"] = 128;
+  const Json answer = service_.ask(post(kCompletions, request.dump())).json();
+  ASSERT_EQ(answer["choices"].size(), 128u) << answer;
+  for (std::size_t i = 0; i < 128; ++i) EXPECT_EQ(answer["choices"][i]["index"], i);
+  EXPECT_EQ(answer["usage"]["completion_tokens"], 256);
+}
+
 /// Each number is its own field's.
 TEST_F(ServiceTest, ARepeatedPromptsAlternativesAreNotThoseOfItsLogprobs) {
   Json request = completion("In the beginning", 1);
@@ -658,6 +697,25 @@ TEST(ServiceLimits, AKeyMustBeGivenBelowV1) {
   EXPECT_EQ(service.ask(post(kCompletions, body, "Authorization: Bearer secret-2\r\n")).status,
             200);
   EXPECT_EQ(service.ask(get("/health")).status, 200);
+}
+
+/// It has not sent its body yet.
+TEST(ServiceLimits, WhoHasNoKeyIsToldBeforeALongBody) {
+  const TempDirectory directory;
+  directory.write("keys", "key\n");
+  const Daemon daemon;
+  const Service service(daemon.socket(), {"--api-key-file", (directory.path() / "keys").string()});
+  for (const std::string more : {"Content-Length: 8000000\r\n", "Transfer-Encoding: chunked\r\n",
+                                 "Content-Length: 10\r\nExpect: 100-continue\r\n"}) {
+    HttpClient client = service.connect();
+    client.send(std::string("POST ") + kCompletions + " HTTP/1.1\r\nHost: localhost\r\n" + more +
+                "\r\n");
+    const auto refused = client.receive();
+    ASSERT_TRUE(refused) << more;
+    EXPECT_EQ(refused->status, 401) << more;
+    EXPECT_TRUE(client.is_ended());
+  }
+  EXPECT_EQ(service.ask(post(kCompletions, completion("a", 1).dump())).status, 401);
 }
 
 /// The field, its value, and what to send instead.

@@ -6,6 +6,7 @@
 #include <boost/asio/posix/stream_descriptor.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <csignal>
+#include <cstdlib>
 #include <thread>
 
 #include "base/log.hpp"
@@ -132,6 +133,13 @@ class Ending {
   bool has_begun_ = false;
 };
 
+/// Ends the process. Threads that ask a stopped daemon would wait for it.
+[[noreturn]] void leave_threads_behind(const ServiceOptions& service) {
+  if (service.spans) service.spans->flush();
+  flush_log();
+  std::_Exit(EXIT_SUCCESS);
+}
+
 }  // namespace
 
 Expected<void> serve(const ServeOptions& options,
@@ -175,6 +183,9 @@ Expected<void> serve(const ServeOptions& options,
   connections.answer = [&service](const std::shared_ptr<Exchange>& exchange) {
     service.handle(exchange);
   };
+  connections.answer_to_head = [&service](Exchange& exchange) {
+    return service.answer_to_head(exchange);
+  };
   connections.refuse = [](Exchange& exchange, int status, const std::string& text) {
     exchange.answer(to_answer({status, text}));
   };
@@ -202,6 +213,7 @@ Expected<void> serve(const ServeOptions& options,
   on_ready(model, server.port());
   run_whatever_is_thrown(loop);
   server.stop();
+  if (hives.is_opening() || follower.is_busy()) leave_threads_behind(options.service);
   return {};
 }
 

@@ -177,29 +177,33 @@ void Service::reload() {
   spdlog::info("the keys are those of {} now", api_key_file_);
 }
 
-void Service::handle(const std::shared_ptr<Exchange>& exchange) {
-  const HttpRequest& request = exchange->request();
-  if (auto refusal = hosts_.refusal_of(request)) return exchange->answer(std::move(*refusal));
-  exchange->headers = origins_.headers_for(request);
-  if (auto answer = origins_.answer_to_question(request))
-    return exchange->answer(std::move(*answer));
+std::optional<HttpAnswer> Service::answer_to_head(Exchange& exchange) const {
+  const HttpRequest& request = exchange.request();
+  if (auto refusal = hosts_.refusal_of(request)) return refusal;
+  exchange.headers = origins_.headers_for(request);
+  if (auto answer = origins_.answer_to_question(request)) return answer;
   const Route* const route = route_of(request);
-  if (route != nullptr) exchange->handler = route->path;
+  if (route != nullptr) exchange.handler = route->path;
   if (!is_allowed(request, route))
-    return exchange->answer(
-        to_answer({401, "no valid API key was given; send the header Authorization: Bearer KEY"}));
+    return to_answer(
+        {401, "no valid API key was given; send the header Authorization: Bearer KEY"});
   const ApiKeys::Key* const key = api_keys_.find(request.header("Authorization"));
-  exchange->domain = key != nullptr ? key->domain : "";
-  exchange->key_number = key != nullptr ? key->number : 0;
-  if (page_.has(request.path)) return page(exchange);
+  exchange.domain = key != nullptr ? key->domain : "";
+  exchange.key_number = key != nullptr ? key->number : 0;
+  if (page_.has(request.path)) return std::nullopt;
   if (route == nullptr)
-    return exchange->answer(to_answer(
-        {404, "there is no '" + shown_text(request.path) + "' here; there are " + paths()}));
-  if (route->method != method_of(request))
-    return exchange->answer(wrong_method(request, route->method));
-  if (route->needs_model && !follower_.model())
-    return exchange->answer(to_answer(follower_.trouble()));
-  (this->*route->handler)(exchange);
+    return to_answer(
+        {404, "there is no '" + shown_text(request.path) + "' here; there are " + paths()});
+  if (route->method != method_of(request)) return wrong_method(request, route->method);
+  if (route->needs_model && !follower_.model()) return to_answer(follower_.trouble());
+  return std::nullopt;
+}
+
+void Service::handle(const std::shared_ptr<Exchange>& exchange) {
+  if (auto answer = answer_to_head(*exchange)) return exchange->answer(std::move(*answer));
+  const HttpRequest& request = exchange->request();
+  if (page_.has(request.path)) return page(exchange);
+  (this->*route_of(request)->handler)(exchange);
 }
 
 /// Null = nothing is at the request's path.
@@ -382,7 +386,7 @@ void Service::completions(const std::shared_ptr<Exchange>& exchange) {
 }
 
 AnswerContext Service::context_of(const std::shared_ptr<Exchange>& exchange,
-                                  const ServingPtr& serving, const char* prefix) const {
+                                  const ServingPtr& serving, const char* prefix) {
   const auto now = std::chrono::duration_cast<std::chrono::seconds>(
       std::chrono::system_clock::now().time_since_epoch());
   const HttpRequest& request = exchange->request();
@@ -396,7 +400,9 @@ AnswerContext Service::context_of(const std::shared_ptr<Exchange>& exchange,
           id_of(prefix, request),
           now,
           keep_alive_,
-          std::move(span)};
+          std::move(span),
+          background_,
+          turn_of(*exchange)};
 }
 
 void Service::chat_completions(const std::shared_ptr<Exchange>& exchange) {

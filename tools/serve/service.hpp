@@ -48,6 +48,8 @@ class Service {
   void set_model(const ModelFollower::Model& model);
 
   void handle(const std::shared_ptr<Exchange>& exchange);
+  /// The answer that needs no body: most of them say why the request is refused.
+  std::optional<HttpAnswer> answer_to_head(Exchange& exchange) const;
   /// Reads the file of API keys and opens the trace file anew. Keys that cannot be taken leave
   /// those that are there.
   void reload();
@@ -99,7 +101,7 @@ class Service {
   void on_tokenize(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
                    ToTokenize asked);
   AnswerContext context_of(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
-                           const char* prefix) const;
+                           const char* prefix);
 
   // Steps of an answer. The next one is not called once the client has gone.
   /// Calls `on_read` with what `read` makes of the request's body; answers if either is in error.

@@ -20,7 +20,7 @@ std::optional<TokenId> token_of(const Tokenizer& tokenizer, std::string_view tex
 std::string call_id(ToolFormat format) {
   static constexpr std::string_view kLetters =
       "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
-  static std::random_device device;
+  thread_local std::random_device device;
   std::uniform_int_distribution<std::size_t> any(0, kLetters.size() - 1);
   std::string id = format == ToolFormat::mistral ? "" : "call_";
   for (const std::size_t size = id.size() + (format == ToolFormat::mistral ? 9 : 24);

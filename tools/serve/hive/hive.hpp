@@ -76,6 +76,9 @@ class Hive {
   std::size_t running() const { return running_.size(); }
   std::size_t waiting() const { return waiting_.size(); }
   std::size_t channels() const { return lanes_.size(); }
+  /// Whether a daemon is being asked for a channel. The destructor waits for its answer, until a
+  /// timeout if it is stopped.
+  bool is_opening() const { return is_opening_; }
 
  private:
   struct Waiting {

@@ -60,6 +60,10 @@ std::size_t Hives::waiting() const {
   return sum;
 }
 
+bool Hives::is_opening() const {
+  return std::ranges::any_of(hives_, [](const auto& hive) { return hive.second->is_opening(); });
+}
+
 std::size_t Hives::channels() const {
   std::size_t sum = 0;
   for (const auto& [domain, hive] : hives_) sum += hive->channels();

@@ -30,6 +30,7 @@ class Hives {
   std::size_t running() const;
   std::size_t waiting() const;
   std::size_t channels() const;
+  bool is_opening() const;
   /// The most channels of `domains` domains together.
   static std::size_t most_channels(const Hive::Limits& limits, std::size_t domains);
 

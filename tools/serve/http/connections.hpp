@@ -5,6 +5,7 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "tools/serve/http/exchange.hpp"
@@ -29,6 +30,9 @@ struct HttpLimits {
   std::chrono::seconds for_body{60};
   std::chrono::seconds for_next_request{60};
   std::chrono::seconds for_writing{30};  ///< each 64 KiB of an answer, or its rest
+  /// Who was answered while it was sending is listened to for so long; else its connection is
+  /// reset, and the answer is lost with it.
+  std::chrono::seconds for_rest{2};
   /// Whether a client has closed its end that had sent more than its request.
   std::chrono::milliseconds between_looks{500};
 };
@@ -36,6 +40,8 @@ struct HttpLimits {
 struct Connections {
   HttpLimits limits;
   std::function<void(std::shared_ptr<Exchange>)> answer;
+  /// What is answered before a long body is received; nothing = the body is wanted. Null = all are.
+  std::function<std::optional<HttpAnswer>(Exchange&)> answer_to_head;
   /// Answers what is no request, or too large a one.
   std::function<void(Exchange&, int status, const std::string& text)> refuse;
 

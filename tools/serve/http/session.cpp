@@ -32,6 +32,8 @@ namespace {
 /// Read or written at a time. What stands between a body's chunks is no body, and no header: only
 /// the buffer's size bounds it.
 constexpr std::size_t kAtATime = std::size_t{64} << 10;
+/// Is taken before anything is asked about it.
+constexpr std::size_t kSmallBody = std::size_t{64} << 10;
 
 std::string head_of(int status, const HttpHeaders& headers) {
   const auto reason = http::obsolete_reason(http::int_to_status(static_cast<unsigned>(status)));
@@ -41,7 +43,8 @@ std::string head_of(int status, const HttpHeaders& headers) {
   return head + "\r\n";
 }
 
-HttpRequest plain(http::request<http::string_body>&& parsed) {
+/// Without its body.
+HttpRequest plain(const http::request<http::string_body>& parsed) {
   HttpRequest request;
   request.method = std::string(parsed.method_string());
   const std::string target(parsed.target());
@@ -50,7 +53,6 @@ HttpRequest plain(http::request<http::string_body>&& parsed) {
   if (query != std::string::npos) request.query = target.substr(query + 1);
   for (const auto& field : parsed)
     request.headers.emplace_back(std::string(field.name_string()), std::string(field.value()));
-  request.body = std::move(parsed.body());
   return request;
 }
 
@@ -124,6 +126,7 @@ void Session::dismiss() {
 void Session::read_request(std::chrono::seconds patience) {
   state_ = State::reading;
   is_counted_ = false;
+  is_read_ = false;
   handler = "none";
   headers.clear();
   parser_.emplace();
@@ -140,13 +143,29 @@ void Session::on_header(ErrorCode error) {
   if (error) return refuse(error);
   move_to(connections_.reading);  // who sends something is not the one that has waited longest
   stream_.expires_after(connections_.limits.for_body);
-  if (!beast::iequals(parser_->get()[http::field::expect], "100-continue")) return read_body();
+  const bool asks_first = beast::iequals(parser_->get()[http::field::expect], "100-continue");
+  const auto announced = parser_->content_length();  // none of a body in chunks
+  const bool is_short = parser_->is_done() || (announced && *announced <= kSmallBody);
+  if ((asks_first || !is_short) && is_answered_by_head()) return;
+  if (!asks_first) return read_body();
   static constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
   asio::async_write(stream_, asio::buffer(kContinue),
                     [self = shared_from_this()](ErrorCode failed, std::size_t) {
                       if (failed) return self->close();
                       self->read_body();
                     });
+}
+
+bool Session::is_answered_by_head() {
+  if (!connections_.answer_to_head) return false;
+  request_ = plain(parser_->get());
+  auto answered = connections_.answer_to_head(*this);
+  if (!answered) return false;
+  keeps_open_ = false;
+  state_ = State::answering;
+  move_to(connections_.answering);
+  answer(std::move(*answered));
+  return true;
 }
 
 void Session::read_body() {
@@ -161,10 +180,9 @@ void Session::read_body() {
 void Session::on_body(ErrorCode error) {
   if (state_ == State::closed) return;
   if (error) return refuse(error);
-  constexpr std::size_t kSmall = std::size_t{64} << 10;
   move_to(connections_.reading);
   reserve(parser_->get().body().size());
-  if (reserved_ > kSmall && connections_.reserved > connections_.limits.all_body_bytes)
+  if (reserved_ > kSmallBody && connections_.reserved > connections_.limits.all_body_bytes)
     return refuse(503, "too many large requests are being received; try again");
   read_body();
 }
@@ -176,7 +194,9 @@ void Session::on_request(ErrorCode error) {
   keeps_open_ = parser_->get().keep_alive();
   is_chunked_ = parser_->get().version() >= 11;
   arrived = std::chrono::system_clock::now();
-  request_ = plain(parser_->release());
+  request_ = plain(parser_->get());
+  request_.body = std::move(parser_->get().body());
+  is_read_ = true;
   state_ = State::answering;
   move_to(connections_.answering);
   watch_for_end();
@@ -347,11 +367,36 @@ void Session::on_written(ErrorCode error) {
   if (!pending_.empty()) return write_pending();
   stream_.expires_never();
   if (state_ != State::ended) return;
+  if (!is_read_ && !connections_.is_ending) return hear_out();
   if (!keeps_open_ || connections_.is_ending) return close();
   request_ = {};
   reserve(0);
   move_to(connections_.reading);
   read_request(connections_.limits.for_next_request);
+}
+
+/// Waits until the client has stopped sending. Its place is the first that another gets.
+void Session::hear_out() {
+  ErrorCode ignored;
+  stream_.socket().shutdown(asio::ip::tcp::socket::shutdown_send, ignored);
+  connections_.reading.splice(connections_.reading.begin(), *room_, place_);
+  room_ = &connections_.reading;
+  reserve(0);
+  parser_.reset();
+  buffer_.clear();
+  unheard_ = connections_.limits.body_bytes;
+  stream_.expires_after(connections_.limits.for_rest);
+  hear_more();
+}
+
+void Session::hear_more() {
+  stream_.async_read_some(buffer_.prepare(kAtATime),
+                          [self = shared_from_this()](ErrorCode error, std::size_t bytes) {
+                            if (self->state_ == State::closed) return;
+                            if (error || bytes > self->unheard_) return self->close();
+                            self->unheard_ -= bytes;
+                            self->hear_more();
+                          });
 }
 
 }  // namespace kvhive

@@ -43,6 +43,7 @@ class Session : public Exchange, public std::enable_shared_from_this<Session> {
 
   void read_request(std::chrono::seconds patience);
   void on_header(ErrorCode error);
+  bool is_answered_by_head();
   void read_body();
   void on_body(ErrorCode error);
   void on_request(ErrorCode error);
@@ -58,6 +59,8 @@ class Session : public Exchange, public std::enable_shared_from_this<Session> {
   void write_pending();
   void write_some();
   void on_written(ErrorCode error);
+  void hear_out();
+  void hear_more();
 
   Connections& connections_;
   boost::beast::tcp_stream stream_;
@@ -71,10 +74,12 @@ class Session : public Exchange, public std::enable_shared_from_this<Session> {
   bool is_chunked_ =
       false;  ///< HTTP/1.0 knows no chunks: there the answer ends with the connection
   bool is_watching_ = false;
+  bool is_read_ = false;                 ///< the request, to its end
   bool is_counted_ = false;              ///< the request
   std::string pending_, writing_;        ///< of the answer: not written yet, and being written
   std::size_t written_ = 0;              ///< of writing_
   std::size_t reserved_ = 0;             ///< of the bytes for bodies
+  std::size_t unheard_ = 0;              ///< bytes of a refused request that may still come
   std::list<Session*>* room_;            ///< where it is now
   std::list<Session*>::iterator place_;  ///< in it
 };

@@ -37,6 +37,8 @@ class ModelFollower {
 
   /// A channel to a daemon that serves this was opened. In the loop.
   void on_opened(Hive::ModelId id);
+  /// Whether its thread asks the daemon, or loads. The destructor waits for it.
+  bool is_busy() const { return is_busy_; }
   /// Perhaps there is another daemon. From any thread.
   void check();
 

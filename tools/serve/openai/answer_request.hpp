@@ -14,8 +14,7 @@
 
 namespace kvhive {
 
-/// The most log-probabilities of prompts that one request may ask for: some 5 MB of text, which the
-/// loop makes.
+/// The most log-probabilities of prompts that one request may ask for: some 5 MB of text.
 inline constexpr std::size_t kMostScores = std::size_t{1} << 16;
 /// Each answer has a list of its own in a channel, where others' requests need room, too.
 inline constexpr std::size_t kMostAllowedInAll = std::size_t{1} << 18;

@@ -13,6 +13,7 @@ class Completion : public Generation {
  private:
   std::string_view prompt_field() const override { return "prompt"; }
   std::string_view kind() const override { return "text_completion"; }
+  bool repeats_prompt() const override { return echo_ || Generation::repeats_prompt(); }
   Json write(std::size_t index, const std::string& text,
              const std::vector<OutputToken>& tokens) override;
   Json logprobs_of(std::size_t index, const std::vector<OutputToken>& tokens);

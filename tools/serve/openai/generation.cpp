@@ -1,6 +1,7 @@
 #include "tools/serve/openai/generation.hpp"
 
 #include <algorithm>
+#include <boost/asio/post.hpp>
 #include <span>
 #include <utility>
 
@@ -16,6 +17,17 @@ std::string dumped(const nlohmann::ordered_json& json) {
 
 /// So many tokens hold any stop text: each has a byte at least, or is special.
 constexpr std::ptrdiff_t kTail = 128;
+
+/// Prompts that are put into channels at a time, in bytes; a short one takes as long as some.
+constexpr std::size_t kSubmittedAtATime = std::size_t{128} << 10, kLeastSubmitted = 8192;
+
+/// Roughly what the JSON of a token and its alternatives takes.
+template <class Token>
+std::size_t scores_bytes(const std::vector<Token>& tokens) {
+  std::size_t entries = 0;
+  for (const Token& token : tokens) entries += 1 + token.top.size();
+  return 80 * entries;
+}
 
 /// OpenAI's words; a request that was aborted is nobody's any more.
 std::string_view finish_name(Finish reason) {
@@ -66,21 +78,42 @@ void Generation::start() {
     self->fail({503, "the service is being stopped; ask again"});
   };
   if (request_.stream && context_.keep_alive.count() > 0) keep_alive();
-  for (std::size_t i = 0; i < choices_.size(); ++i)
+  submit_from(0);
+}
+
+/// Others have their turns between many.
+void Generation::submit_from(std::size_t first) {
+  std::size_t bytes = 0;
+  for (std::size_t i = first; i < choices_.size() && !is_over_; ++i) {
+    if (bytes >= kSubmittedAtATime)
+      return boost::asio::post(context_.hive.loop(), [self = shared_from_this(), i] {
+        self->attempt([&] { self->submit_from(i); });
+      });
+    GenerateRequest one =
+        request_.for_answer(choices_[i].prompt, static_cast<std::uint32_t>(i) % request_.n);
+    bytes +=
+        std::max(one.prompt.size() + one.prompt_tokens.size() * sizeof(TokenId), kLeastSubmitted);
     choices_[i].key = context_.hive.submit(
-        request_.for_answer(choices_[i].prompt, static_cast<std::uint32_t>(i) % request_.n),
-        context_.model->id,
+        std::move(one), context_.model->id,
         [self = shared_from_this(), i](const Progress& news) { self->hear(i, news); });
+  }
 }
 
 /// A mistake of ours costs this request, and none of those that share its channel.
-void Generation::hear(std::size_t index, const Progress& news) {
+template <class Step>
+void Generation::attempt(Step step) {
   try {
-    request_.repeats_only ? on_news(index, without_answer(news)) : on_news(index, news);
+    step();
   } catch (const std::exception& error) {
     spdlog::error("{} could not be answered: {}", context_.id, error.what());
     if (!is_over_) fail({500, "the service could not give this answer; its log says why"});
   }
+}
+
+void Generation::hear(std::size_t index, const Progress& news) {
+  if (is_making_) return held_back_.emplace_back(index, news), void();
+  attempt(
+      [&] { request_.repeats_only ? on_news(index, without_answer(news)) : on_news(index, news); });
 }
 
 /// A stream that says nothing for long is taken for dead by what stands between, and by some
@@ -147,7 +180,7 @@ void Generation::on_news(std::size_t index, const Progress& news) {
     choice.text += text;
     choice.tokens.insert(choice.tokens.end(), news.tokens.begin(), news.tokens.end());
   }
-  if (finished_ == choices_.size()) finish();
+  if (!is_making_ && finished_ == choices_.size()) finish();
 }
 
 void Generation::end_span(const std::string& error) {
@@ -177,22 +210,80 @@ void Generation::stream(std::size_t index, const std::string& text,
   Choice& choice = choices_[index];
   const bool has_ended = choice.reason != Finish::none;
   if (text.empty() && tokens.empty() && !has_ended) return;
+  make(
+      bytes_of(index, tokens),
+      [this, index, text, tokens] { return event_of(index, text, tokens); },
+      [this, index](const std::string& event) {
+        if (event.empty()) return;
+        choices_[index].scored_prompt = {};  // its first event has told it
+        begin_stream();
+        last_sent_ = std::chrono::steady_clock::now();
+        context_.exchange->send_event(event);
+      });
+}
+
+/// Roughly, of what is written next.
+std::size_t Generation::bytes_of(std::size_t index, const std::vector<OutputToken>& tokens) const {
+  const Choice& choice = choices_[index];
+  std::size_t bytes = choice.text.size() + scores_bytes(choice.scored_prompt);
+  if (request_.logprobs) bytes += scores_bytes(tokens);
+  if (!repeats_prompt() || choice.has_begun) return bytes;
+  const AnswerRequest::Prompt& prompt = request_.prompts[choice.prompt];
+  return bytes + prompt.text.size() + 8 * (prompt.tokens.size() + prompt.told.size());
+}
+
+/// Makes a text and calls `then` with it; a long one is made in another thread.
+void Generation::make(std::size_t bytes, std::function<std::string()> text,
+                      std::function<void(std::string)> then) {
+  if (bytes <= Background::kShortBytes) return then(text());
+  is_making_ = true;
+  struct Made {
+    std::string text;
+    std::exception_ptr failure;
+  };
+  const auto made = std::make_shared<Made>();
+  const auto work = [made, text = std::move(text)] {
+    try {
+      made->text = text();
+    } catch (...) {
+      made->failure = std::current_exception();
+    }
+  };
+  const auto on_done = [self = shared_from_this(), made, then = std::move(then)] {
+    self->is_making_ = false;
+    if (self->is_over_) return;
+    self->attempt([&] {
+      if (made->failure) std::rethrow_exception(made->failure);
+      then(std::move(made->text));
+      self->go_on();
+    });
+  };
+  context_.background.run(
+      context_.turn,
+      {bytes, [exchange = context_.exchange] { return !exchange->is_gone(); }, work, on_done});
+}
+
+/// With what came while a text was made.
+void Generation::go_on() {
+  if (is_over_) return;
+  if (finished_ == choices_.size()) return finish();
+  for (auto& [index, news] : std::exchange(held_back_, {})) hear(index, news);
+}
+
+/// Empty = there is nothing to show.
+std::string Generation::event_of(std::size_t index, const std::string& text,
+                                 const std::vector<OutputToken>& tokens) {
   Json news = written(index, text, tokens);
-  if (news.is_null()) return;
-  choice.scored_prompt = {};  // its first event has told it
-  begin_stream();
-  last_sent_ = std::chrono::steady_clock::now();
+  if (news.is_null()) return {};
   Json event = head();
   event["choices"] = Json::array({std::move(news)});
   if (request_.continuous_usage) event["usage"] = usage_of(index);
-  context_.exchange->send_event(dumped(event));
+  return dumped(event);
 }
 
 void Generation::finish() {
-  end_span("");
-  is_over_ = true;
-  timer_.cancel();
   if (request_.stream) {
+    end();
     if (request_.include_usage) {
       Json event = head();
       event["choices"] = Json::array();
@@ -202,14 +293,31 @@ void Generation::finish() {
     context_.exchange->send_event("[DONE]");
     return context_.exchange->end();
   }
+  std::size_t bytes = 0;
+  for (std::size_t i = 0; i < choices_.size(); ++i) bytes += bytes_of(i, choices_[i].tokens);
+  make(
+      bytes, [this] { return whole_answer(); },
+      [this](std::string answer) {
+        end();
+        context_.exchange->answer(
+            {200, std::move(answer), "application/json", {{"X-Request-Id", context_.id}}});
+      });
+}
+
+void Generation::end() {
+  end_span("");
+  is_over_ = true;
+  timer_.cancel();
+}
+
+std::string Generation::whole_answer() {
   Json answer = head();
   answer["choices"] = Json::array();
   for (std::size_t i = 0; i < choices_.size(); ++i)
     answer["choices"].push_back(written(i, choices_[i].text, choices_[i].tokens));
   answer["usage"] = usage();
   complete(answer);
-  context_.exchange->answer(
-      {200, dumped(answer), "application/json", {{"X-Request-Id", context_.id}}});
+  return dumped(answer);
 }
 
 Generation::Json Generation::head() const {

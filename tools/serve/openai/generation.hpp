@@ -3,6 +3,7 @@
 // streamed. How an answer is written is its kind's: completion.hpp, chat/chat_completion.hpp.
 
 #include <boost/asio/steady_timer.hpp>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "tools/serve/hive/hive.hpp"
 #include "tools/serve/openai/answer_request.hpp"
 #include "tools/serve/trace/request_span.hpp"
+#include "tools/serve/turns/background.hpp"
 
 namespace kvhive {
 
@@ -22,6 +24,8 @@ struct AnswerContext {
   std::chrono::seconds created;       ///< since 1970
   std::chrono::seconds keep_alive;    ///< between comments in a silent stream; 0 = none
   std::shared_ptr<RequestSpan> span;  ///< null = nobody traces
+  Background& background;
+  Turn turn;  ///< in it
 };
 
 class Generation : public std::enable_shared_from_this<Generation> {
@@ -57,11 +61,14 @@ class Generation : public std::enable_shared_from_this<Generation> {
   virtual std::string_view kind() const = 0;
   /// The request's field with the prompt.
   virtual std::string_view prompt_field() const = 0;
-  /// What is new of an answer, or all of it if it is not streamed. Null = nothing to show.
+  /// Whether answers hold the prompt, too.
+  virtual bool repeats_prompt() const { return request_.return_token_ids; }
+  /// What is new of an answer, or all of it if it is not streamed. Null = nothing to show. May be
+  /// called in another thread; nothing else changes meanwhile.
   virtual Json write(std::size_t index, const std::string& text,
                      const std::vector<OutputToken>& tokens) = 0;
 
-  /// Adds what is the whole answer's, if it is not streamed.
+  /// Adds what is the whole answer's, if it is not streamed. As write().
   virtual void complete(Json& /*answer*/) const {}
 
   const AnswerRequest& request() const { return request_; }
@@ -82,10 +89,21 @@ class Generation : public std::enable_shared_from_this<Generation> {
   Json prompt_logprobs_of(std::size_t index) const;
 
  private:
+  void submit_from(std::size_t first);
+  template <class Step>
+  void attempt(Step step);
   void hear(std::size_t index, const Progress& news);
   void on_news(std::size_t index, const Progress& news);
   void stream(std::size_t index, const std::string& text, const std::vector<OutputToken>& tokens);
   Json written(std::size_t index, const std::string& text, const std::vector<OutputToken>& tokens);
+  std::size_t bytes_of(std::size_t index, const std::vector<OutputToken>& tokens) const;
+  void make(std::size_t bytes, std::function<std::string()> text,
+            std::function<void(std::string)> then);
+  std::string event_of(std::size_t index, const std::string& text,
+                       const std::vector<OutputToken>& tokens);
+  void go_on();
+  void end();
+  std::string whole_answer();
   void begin_stream();
   void keep_alive();
   void fail(const ApiError& error);
@@ -102,6 +120,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::vector<Choice> choices_;
   std::size_t finished_ = 0;
   bool is_streaming_ = false;
+  bool is_making_ = false;  ///< text, in another thread; news are held back until it is sent
+  std::vector<std::pair<std::size_t, Progress>> held_back_;
   std::chrono::steady_clock::time_point last_sent_ = std::chrono::steady_clock::now();
   bool is_over_ = false;
 };

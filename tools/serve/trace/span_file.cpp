@@ -6,6 +6,7 @@
 
 #include <boost/asio/post.hpp>
 #include <cstring>
+#include <future>
 
 #include "base/log.hpp"
 #include "base/logging/log_limit.hpp"
@@ -51,6 +52,12 @@ void SpanFile::write(std::string line) {
     put(line);
     --waiting_;
   });
+}
+
+void SpanFile::flush() {
+  std::promise<void> done;
+  boost::asio::post(writer_, [&] { done.set_value(); });
+  done.get_future().wait();
 }
 
 /// One call for a line: several services may append to one file. Of a line that found no room its

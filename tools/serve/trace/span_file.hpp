@@ -22,6 +22,8 @@ class SpanFile {
 
   /// \param line  without its end
   void write(std::string line);
+  /// Waits until all that was written is in the file.
+  void flush();
   /// Goes on in a new file of the same name, for whoever has moved the old one away.
   void reopen();
 
