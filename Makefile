@@ -12,7 +12,7 @@
 #   make beside-openai  the openai package against kvhive serve, and chat templates beside transformers (from PyPI; RECORD=1: as data)
 #   make beside-vllm-events  kvhive's KV events decoded by vLLM's own classes (its wheel, from PyPI)
 #   make page-test  the page of kvhive serve in a headless Chromium; pictures go to build/page/
-#   make beside-vllm  decisions of vLLM's own scheduler and KV-cache manager beside ours, for REQUESTS=3000, and what its sampler makes of logits (from PyPI: 7 GB; RECORD=1: as data)
+#   make beside-vllm  decisions of vLLM's own scheduler and KV-cache manager beside ours, for REQUESTS=3000, what its sampler makes of logits, and its beam search (from PyPI: 7 GB; RECORD=1: as data)
 #   make beside-transformers  the logits of every model family beside transformers' (it and torch from PyPI: 5 GB; RECORD=1: as data)
 #   make chaos     random SIGKILLs for MINUTES=10, from SEED=any
 #   make matrices  every case of the kernels' matrices, also where an emulated GPU is slow
@@ -88,10 +88,11 @@ beside-vllm-events: build
 	@build/beside/vllm-events/bin/python tests/beside/kv_events.py
 
 beside-vllm: configure
-	@cmake --build --preset release -j $(JOBS) --target kvhive_decisions kvhive_models_test
+	@cmake --build --preset release -j $(JOBS) --target kvhive_decisions kvhive_models_test kvhive_serve_test
 	@tests/beside/venv.sh vllm
 	@$(if $(REQUESTS),REQUESTS=$(REQUESTS)) $(if $(SEED),SEED=$(SEED)) RECORD=$(RECORD) build/beside/vllm/bin/python tests/beside/vllm_scheduler.py
 	@$(if $(SEED),SEED=$(SEED)) RECORD=$(RECORD) build/beside/vllm/bin/python tests/beside/vllm_sampler.py
+	@$(if $(SEED),SEED=$(SEED)) RECORD=$(RECORD) build/beside/vllm/bin/python tests/beside/vllm_beams.py
 
 beside-transformers: configure
 	@cmake --build --preset release -j $(JOBS) --target kvhive_model_logits

@@ -478,7 +478,7 @@ TEST_F(ServiceTest, WhatIsWrongIsNamedInOpenAisForm) {
       {R"({"prompt": "a", "stop": ["", "b"]})", 400, "stop"},
       {R"({"prompt": "a", "stream_options": {}})", 400, "stream_options"},
       {R"({"prompt": "a", "logit_bias": {"5": "a"}})", 400, "logit_bias"},
-      {R"({"prompt": "a", "use_beam_search": true})", 400, "use_beam_search"},
+      {R"({"prompt": "a", "use_beam_search": "b"})", 400, "use_beam_search"},
       {R"({"prompt": "a", "n": 129})", 400, "n"},
       {R"({"prompt": "a", "cache_salt": ""})", 400, "cache_salt"},
       {R"({"prompt": "a", "cache_salt": 7})", 400, "cache_salt"},

@@ -204,7 +204,9 @@ TEST(Orders, AKilledKeepersSuccessorCarriesThemOut) {
   signal_process(keeper, SIGKILL);
   ASSERT_TRUE(eventually([&] { return own_engine(daemon, 0)["state"] == "draining"; }, kHang));
   daemon.kill_keeper();
-  const auto done = receive_answer(asker.get(), 60'000);
+  auto done = receive_answer(asker.get(), 60'000);
+  while (done && *done && (*done)->is(MessageType::inspector_welcome))  // a successor may repeat it
+    done = receive_answer(asker.get(), 60'000);
   ASSERT_TRUE(done && *done && (*done)->is(MessageType::done));
   EXPECT_EQ((*done)->as<Done>()->ticket, 7u);
   EXPECT_EQ(own_engine(daemon, 0)["restarts"], 1);

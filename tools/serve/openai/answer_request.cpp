@@ -11,6 +11,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::int64_t kMostPerPrompt = 128;
+constexpr std::uint32_t kMostLogprobs = 20;
 
 void read_stop(Fields& fields, GenerateRequest& generate) {
   generate.stop = fields.texts("stop", kMostStopStrings);
@@ -118,6 +119,43 @@ void read_prompt_logprobs(Fields& fields, AnswerRequest& request) {
   if (request.stream) fields.fail(kName, "is not told in a stream; leave \"stream\" out");
 }
 
+/// As in vLLM's V0: of so many answers the likeliest are told.
+void read_best_of(Fields& fields, AnswerRequest& request) {
+  request.best_of =
+      static_cast<std::uint32_t>(fields.integer("best_of", request.n, request.n, kMostPerPrompt));
+  if (request.best_of > request.n && request.stream)
+    fields.fail("best_of", "is " + std::to_string(request.best_of) +
+                               ", and which answers are the best is known at the end; leave "
+                               "\"stream\" out");
+}
+
+/// As in vLLM, n is the number of beams, too. What vLLM leaves unheeded beside beams is refused.
+void read_beams(Fields& fields, const ServedModel& model, AnswerRequest& request) {
+  if (!fields.boolean("use_beam_search", false)) return fields.refuse_unless("length_penalty", 1);
+  const double penalty = fields.number("length_penalty", 1, -100, 100);
+  request.beams = {request.n, 1, penalty, model.end_tokens, request.generate.ignore_eos};
+  if (2 * request.n > kMostLogprobs)
+    fields.fail("n", "is " + std::to_string(request.n) + "; a beam search has at most " +
+                         std::to_string(kMostLogprobs / 2) + " beams");
+  GenerateRequest& asked = request.generate;
+  if (!fields.has("repetition_penalty")) asked.repetition_penalty = 1;  // the model's own
+  const std::pair<const char*, bool> others[] = {
+      {"best_of", request.best_of != request.n},
+      {"stream", request.stream},
+      {"stop", !asked.stop.empty()},
+      {"stop_token_ids", !asked.stop_token_ids.empty()},
+      {"presence_penalty", asked.presence_penalty != 0},
+      {"frequency_penalty", asked.frequency_penalty != 0},
+      {"repetition_penalty", asked.repetition_penalty != 1},
+      {"min_tokens", asked.min_tokens != 0},
+      {"logit_bias", !asked.logit_bias.empty()},
+      {"allowed_token_ids", !asked.allowed_token_ids.empty()},
+      {"bad_words", !asked.bad_words.empty()},
+      {"prompt_logprobs", asked.prompt_logprobs.has_value()}};
+  for (const auto& [name, is_asked_for] : others)
+    if (is_asked_for) fields.fail(name, "is not heeded by a beam search; leave one of them out");
+}
+
 }  // namespace
 
 std::optional<ApiError> AnswerRequest::refusal(const ServedModel& served) const {
@@ -126,7 +164,7 @@ std::optional<ApiError> AnswerRequest::refusal(const ServedModel& served) const 
                     "min_tokens is " + std::to_string(generate.min_tokens) +
                         ", more than the answer may have: " + std::to_string(generate.max_tokens),
                     "min_tokens"};
-  if (prompts.size() * n * generate.allowed_token_ids.size() > kMostAllowedInAll)
+  if (prompts.size() * best_of * generate.allowed_token_ids.size() > kMostAllowedInAll)
     return ApiError{400,
                     "the lists of all answers together would have more than " +
                         std::to_string(kMostAllowedInAll) +
@@ -135,14 +173,14 @@ std::optional<ApiError> AnswerRequest::refusal(const ServedModel& served) const 
   std::size_t scores = 0;
   for (const Prompt& each : prompts) {
     const std::vector<TokenId>& ids = each.tokens.empty() ? each.told : each.tokens;
-    if (generate.prompt_logprobs && ids.empty())
+    if ((generate.prompt_logprobs || beams) && ids.empty())
       return ApiError{400, "this text cannot be tokenised; give token ids"};
     if (ids.size() >= served.max_model_len)
       return ApiError{400, "the prompt has " + std::to_string(ids.size()) +
                                " tokens; a request may have " +
                                std::to_string(served.max_model_len) +
                                ", at least one of output included; shorten it"};
-    if (generate.prompt_logprobs) scores += n * ids.size() * (1 + *generate.prompt_logprobs);
+    if (generate.prompt_logprobs) scores += best_of * ids.size() * (1 + *generate.prompt_logprobs);
   }
   if (scores <= kMostScores) return std::nullopt;
   return ApiError{400,
@@ -156,7 +194,8 @@ GenerateRequest AnswerRequest::for_answer(std::size_t prompt, std::uint32_t i) c
   GenerateRequest one = generate;
   one.prompt = prompts[prompt].text;
   one.prompt_tokens = prompts[prompt].tokens;
-  if (one.prompt_logprobs && one.prompt_tokens.empty()) one.prompt_tokens = prompts[prompt].told;
+  if ((one.prompt_logprobs || beams) && one.prompt_tokens.empty())
+    one.prompt_tokens = prompts[prompt].told;
   if (one.seed) *one.seed += i;
   return one;
 }
@@ -181,15 +220,15 @@ void read_answer_fields(Fields& fields, const ServedModel& model, AnswerRequest&
   read_token_rules(fields, model, request.generate);
   read_salt(fields, request.generate);
   read_prompt_logprobs(fields, request);
+  read_best_of(fields, request);
+  read_beams(fields, model, request);
   request.return_token_ids = fields.boolean("return_token_ids", false);
   request.token_ids_as_text = fields.boolean("return_tokens_as_token_ids", false);
   static const std::vector<std::pair<std::string, Json>> kMissing = {
-      {"length_penalty", 1},
       {"response_format", {{"type", "text"}}},
       {"skip_special_tokens", true},
       {"structured_outputs", nullptr},
-      {"truncate_prompt_tokens", nullptr},
-      {"use_beam_search", false}};
+      {"truncate_prompt_tokens", nullptr}};
   refuse_what_is_missing(fields, kMissing);
   // OpenAI's, for whoever watches over users and bills; vLLM's, of texts that are all alike here.
   for (const char* name : {"user", "store", "metadata", "service_tier", "safety_identifier",

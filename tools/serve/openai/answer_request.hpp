@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "tools/serve/openai/beam_search.hpp"
 #include "tools/serve/openai/fields.hpp"
 #include "tools/serve/openai/served_model.hpp"
 
@@ -28,9 +29,11 @@ struct AnswerRequest {
     std::vector<TokenId> told{};  ///< of a text, if somebody wants them (wants_tokens())
   };
   std::vector<Prompt> prompts;
-  std::string model;                      ///< the model's name, or an adapter's
-  std::uint32_t n = 1;                    ///< answers to each prompt
-  std::optional<std::uint32_t> logprobs;  ///< so many alternatives to each token
+  std::string model;                         ///< the model's name, or an adapter's
+  std::uint32_t n = 1;                       ///< answers to each prompt
+  std::uint32_t best_of = 1;                 ///< that are generated to each, n of which are told
+  std::optional<BeamSearch::Rules> beams{};  ///< n of them are the answers; max_tokens is not set
+  std::optional<std::uint32_t> logprobs;     ///< so many alternatives to each token
   /// The answer says how likely the prompt's tokens are, with so many alternatives to each. (An
   /// answer that repeats the prompt may say so, too: then generate.prompt_logprobs alone is set.)
   std::optional<std::uint32_t> prompt_logprobs{};
@@ -45,7 +48,7 @@ struct AnswerRequest {
   GenerateRequest generate;
 
   /// Whether prompts that are texts are needed as tokens, too.
-  bool wants_tokens() const { return return_token_ids || generate.prompt_logprobs; }
+  bool wants_tokens() const { return return_token_ids || generate.prompt_logprobs || beams; }
   /// Why no engine is asked: a prompt is longer than any may be, or so much is to be told of
   /// prompts that it would take the service's memory. Known when texts are tokens. An error of the
   /// prompt itself names no field.

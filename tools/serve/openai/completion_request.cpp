@@ -61,10 +61,15 @@ tl::expected<CompletionRequest, ApiError> parse_completion(const Json& body,
   }
   refuse_what_is_missing(
       fields, {{"prompt_embeds", nullptr}, {"suffix", ""}, {"add_special_tokens", true}});
-  if (request.prompts.size() * request.n > kMostAnswers)
-    fields.fail("n", "is " + std::to_string(request.n) + ", which for " +
-                         std::to_string(request.prompts.size()) + " prompts makes more than " +
-                         std::to_string(kMostAnswers) + " answers; ask for fewer");
+  if (request.beams && (request.repeats_only || request.generate.prompt_logprobs))
+    fields.fail("echo",
+                "with \"max_tokens\": 0 or logprobs asks for the prompt's tokens to be scored, "
+                "which a beam search does not; leave one of them out");
+  if (request.prompts.size() * request.best_of > kMostAnswers)
+    fields.fail(request.best_of == request.n ? "n" : "best_of",
+                "is " + std::to_string(request.best_of) + ", which for " +
+                    std::to_string(request.prompts.size()) + " prompts makes more than " +
+                    std::to_string(kMostAnswers) + " answers; ask for fewer");
   if (fields.error()) return tl::unexpected(*fields.error());
   request.unknown_fields = fields.unknown();
   return request;

@@ -60,7 +60,7 @@ std::vector<TokenId> ids_of(const std::vector<OutputToken>& tokens) {
 Generation::Generation(AnswerContext context, AnswerRequest request)
     : context_(std::move(context)), request_(std::move(request)), timer_(context_.hive.loop()) {
   for (std::size_t prompt = 0; prompt < request_.prompts.size(); ++prompt)
-    for (std::uint32_t i = 0; i < request_.n; ++i) choices_.emplace_back(prompt);
+    for (std::uint32_t i = 0; i < request_.best_of; ++i) choices_.emplace_back(prompt);
 }
 
 void Generation::start() {
@@ -78,7 +78,7 @@ void Generation::start() {
     self->fail({503, "the service is being stopped; ask again"});
   };
   if (request_.stream && context_.keep_alive.count() > 0) keep_alive();
-  submit_from(0);
+  request_.beams ? start_beams() : submit_from(0);
 }
 
 /// Others have their turns between many.
@@ -90,12 +90,58 @@ void Generation::submit_from(std::size_t first) {
         self->attempt([&] { self->submit_from(i); });
       });
     GenerateRequest one =
-        request_.for_answer(choices_[i].prompt, static_cast<std::uint32_t>(i) % request_.n);
+        request_.for_answer(choices_[i].prompt, static_cast<std::uint32_t>(i) % request_.best_of);
     bytes +=
         std::max(one.prompt.size() + one.prompt_tokens.size() * sizeof(TokenId), kLeastSubmitted);
     choices_[i].key = context_.hive.submit(
         std::move(one), context_.model->id,
         [self = shared_from_this(), i](const Progress& news) { self->hear(i, news); });
+  }
+}
+
+void Generation::start_beams() {
+  for (std::size_t i = 0; i < request_.prompts.size(); ++i) {
+    GenerateRequest asked = request_.for_answer(i, 0);
+    BeamSearch::Rules rules = *request_.beams;
+    const auto room =
+        static_cast<std::uint32_t>(model().max_model_len - asked.prompt_tokens.size());
+    rules.max_tokens = std::min(asked.max_tokens, room);
+    beams_.push_back(std::make_shared<BeamRun>(context_.hive, context_.model->id, std::move(asked),
+                                               std::move(rules)));
+    beams_.back()->start([self = shared_from_this(), i](const std::optional<ClientError>& error) {
+      self->attempt([&] { self->on_beams(error); });
+    });
+  }
+}
+
+void Generation::on_beams(const std::optional<ClientError>& error) {
+  if (error) return fail_of(*error);
+  if (++ended_beams_ < beams_.size()) return;
+  choices_.clear();
+  for (std::size_t i = 0; i < beams_.size(); ++i) take_beams(i);
+  finished_ = choices_.size();
+  finish();
+}
+
+/// The token that has ended an answer is told where a stop text would be.
+void Generation::take_beams(std::size_t prompt) {
+  BeamRun& run = *beams_[prompt];
+  for (Beam& beam : run.take_best()) {
+    Choice& choice = choices_.emplace_back(prompt);
+    std::vector<TokenId> ids;
+    for (const Beam::Token& token : beam.tokens) ids.push_back(token->token);
+    choice.text = decode(model().tokenizer, ids);
+    if (beam.end && request_.generate.include_stop) beam.tokens.push_back(beam.end);
+    for (const Beam::Token& token : beam.tokens) {
+      choice.tokens.push_back(*token);
+      auto& top = choice.tokens.back().top;
+      top.resize(std::min<std::size_t>(top.size(), request_.logprobs.value_or(0)));
+    }
+    choice.prompt_tokens = run.prompt_tokens();
+    choice.cached_tokens = run.cached_tokens();
+    choice.generated = static_cast<std::uint32_t>(choice.tokens.size());
+    choice.reason = beam.end ? Finish::stop : Finish::length;
+    if (beam.end) choice.end = beam.end->token;
   }
 }
 
@@ -138,6 +184,7 @@ void Generation::cancel() {
   timer_.cancel();
   for (const Choice& choice : choices_)
     if (choice.reason == Finish::none) context_.hive.cancel(choice.key);
+  for (const auto& run : beams_) run->cancel();
 }
 
 void Generation::fail(const ApiError& error) {
@@ -149,15 +196,19 @@ void Generation::fail(const ApiError& error) {
   context_.exchange->end();
 }
 
+/// What an engine says. All other fields were checked before.
+void Generation::fail_of(const ClientError& said) {
+  ApiError error = api_error(said);
+  if (error.status == 400) error.param = prompt_field();
+  fail(error);
+}
+
 void Generation::on_news(std::size_t index, const Progress& news) {
   if (is_over_) return;
   Choice& choice = choices_[index];
   if (news.reason == Finish::error) {
     choice.reason = news.reason;
-    ApiError error = api_error(news.error);
-    // All other fields were checked before.
-    if (error.status == 400) error.param = prompt_field();
-    return fail(error);
+    return fail_of(news.error);
   }
   if (context_.span && !news.tokens.empty()) context_.span->first_token();
   choice.prompt_tokens = std::max(choice.prompt_tokens, news.prompt_tokens);
@@ -293,6 +344,7 @@ void Generation::finish() {
     context_.exchange->send_event("[DONE]");
     return context_.exchange->end();
   }
+  if (request_.best_of > request_.n) keep_the_best();
   std::size_t bytes = 0;
   for (std::size_t i = 0; i < choices_.size(); ++i) bytes += bytes_of(i, choices_[i].tokens);
   make(
@@ -302,6 +354,25 @@ void Generation::finish() {
         context_.exchange->answer(
             {200, std::move(answer), "application/json", {{"X-Request-Id", context_.id}}});
       });
+}
+
+/// Of each prompt's answers: those with the highest log-probability, as in vLLM's V0.
+void Generation::keep_the_best() {
+  const auto logprob = [](const Choice& choice) {
+    double sum = 0;
+    for (const OutputToken& token : choice.tokens) sum += token.logprob;
+    return sum;
+  };
+  std::vector<Choice> best;
+  for (auto first = choices_.begin(); first != choices_.end(); first += request_.best_of) {
+    const auto last = first + request_.best_of, told = first + request_.n;
+    std::stable_sort(first, last,
+                     [&](const Choice& a, const Choice& b) { return logprob(a) > logprob(b); });
+    std::move(first, told, std::back_inserter(best));
+    for (auto other = told; other != last; ++other) generated_in_vain_ += other->generated;
+  }
+  choices_ = std::move(best);
+  finished_ = choices_.size();
 }
 
 void Generation::end() {
@@ -373,6 +444,7 @@ Generation::Json Generation::prompt_logprobs_of(std::size_t index) const {
 /// adds to it.
 Generation::Json Generation::stop_reason_of(std::size_t index) const {
   const Choice& choice = choices_[index];
+  if (choice.end) return *choice.end;
   if (choice.reason != Finish::stop || choice.last_tokens.empty()) return {};
   const std::span<const TokenId> last = choice.last_tokens;
   const auto& ids = request_.generate.stop_token_ids;
@@ -398,7 +470,7 @@ Generation::Json Generation::usage_of(std::size_t index) const {
 }
 
 Generation::Json Generation::usage() const {
-  std::uint64_t prompt = 0, cached = 0, generated = 0;
+  std::uint64_t prompt = 0, cached = 0, generated = generated_in_vain_;
   for (const Choice& choice : choices_) {
     generated += choice.generated;
     if (&choice != &choices_.front() && (&choice)[-1].prompt == choice.prompt) continue;

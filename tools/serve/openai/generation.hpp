@@ -10,6 +10,7 @@
 
 #include "tools/serve/hive/hive.hpp"
 #include "tools/serve/openai/answer_request.hpp"
+#include "tools/serve/openai/beam_run.hpp"
 #include "tools/serve/trace/request_span.hpp"
 #include "tools/serve/turns/background.hpp"
 
@@ -55,6 +56,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     Finish reason = Finish::none;
     std::uint32_t generated = 0;  ///< tokens
     std::vector<TokenId> last_tokens;
+    std::optional<TokenId> end;  ///< the token that ended a beam
   };
 
   /// The answer's "object".
@@ -90,6 +92,10 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
  private:
   void submit_from(std::size_t first);
+  void start_beams();
+  void on_beams(const std::optional<ClientError>& error);
+  void take_beams(std::size_t prompt);
+  void keep_the_best();
   template <class Step>
   void attempt(Step step);
   void hear(std::size_t index, const Progress& news);
@@ -107,6 +113,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void begin_stream();
   void keep_alive();
   void fail(const ApiError& error);
+  void fail_of(const ClientError& said);
   void cancel();
   void finish();
   void end_span(const std::string& error);
@@ -119,6 +126,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
   boost::asio::steady_timer timer_;
   std::vector<Choice> choices_;
   std::size_t finished_ = 0;
+  std::vector<std::shared_ptr<BeamRun>> beams_;  ///< by prompt
+  std::size_t ended_beams_ = 0;
+  std::uint64_t generated_in_vain_ = 0;  ///< tokens of answers that were not the best
   bool is_streaming_ = false;
   bool is_making_ = false;  ///< text, in another thread; news are held back until it is sent
   std::vector<std::pair<std::size_t, Progress>> held_back_;

@@ -32,6 +32,27 @@ Expected<SamplingDefaults> sampling_defaults_of(const std::filesystem::path& dir
   return SamplingDefaults{*temperature, *top_p, *top_k, *min_p, *repetition};
 }
 
+/// As the engines read them (models/model_config.cpp): those of generation_config.json, if it has
+/// any, else those of config.json.
+Expected<std::vector<TokenId>> end_tokens_of(const std::filesystem::path& directory) {
+  for (const char* name : {"generation_config.json", "config.json"}) {
+    if (!std::filesystem::exists(directory / name)) continue;
+    const auto json = read_json_object(directory / name);
+    if (!json) return forward_error(json);
+    const auto ids = json->find("eos_token_id");
+    if (ids == json->end() || ids->is_null()) continue;
+    std::vector<TokenId> tokens;
+    for (const auto& id : ids->is_array() ? *ids : nlohmann::json::array({*ids})) {
+      if (!id.is_number_unsigned())
+        return JsonFields(*json, (directory / name).string())
+            .wrong("eos_token_id", "a token id, or a list of them");
+      tokens.push_back(id.get<TokenId>());
+    }
+    return tokens;
+  }
+  return std::vector<TokenId>();
+}
+
 }  // namespace
 
 Expected<ServedModel> ServedModel::load(std::string name, const std::filesystem::path& directory,
@@ -40,6 +61,8 @@ Expected<ServedModel> ServedModel::load(std::string name, const std::filesystem:
   if (!tokenizer) return forward_error(tokenizer);
   const auto sampling = sampling_defaults_of(directory);
   if (!sampling) return forward_error(sampling);
+  auto end_tokens = end_tokens_of(directory);
+  if (!end_tokens) return forward_error(end_tokens);
   return ServedModel{std::move(name),
                      directory.string(),
                      max_model_len,
@@ -47,6 +70,7 @@ Expected<ServedModel> ServedModel::load(std::string name, const std::filesystem:
                      *sampling,
                      std::chrono::duration_cast<std::chrono::seconds>(
                          std::chrono::system_clock::now().time_since_epoch()),
+                     std::move(*end_tokens),
                      {}};
 }
 

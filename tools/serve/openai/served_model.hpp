@@ -28,6 +28,7 @@ struct ServedModel {
   Tokenizer tokenizer;
   SamplingDefaults sampling;
   std::chrono::seconds created{0};  ///< since 1970
+  std::vector<TokenId> end_tokens;  ///< any of them ends an answer (eos_token_id)
   /// Names of the adapters that requests may ask for in place of the model.
   std::vector<std::string> adapters;
   std::uint64_t id = 0;  ///< of what the daemon serves (Hive::ModelId)
