@@ -102,6 +102,8 @@ struct NewSequence {
   /// `tokens` are the prompt, and what follows is the answer.
   std::shared_ptr<const LogitsProcessor> logits{};
   std::uint32_t prompt_tokens = 0;
+  /// Of prompt and answer together: with so many the request has ended.
+  std::uint32_t most_tokens = ~std::uint32_t{0};
 };
 
 /// Guesses at the tokens that follow a sequence's newest one
@@ -138,6 +140,9 @@ struct ScheduledSequence {
   /// other. The null block where no token of the step reads.
   std::vector<BlockId> blocks;
   bool samples = false;  ///< true = these are the sequence's last tokens, so sample the next one
+  /// Its one token is what the step before samples for the sequence: that step was not done when
+  /// this one was planned. The executor fills it in.
+  bool is_to_come = false;
   SamplingParams sampling;
   std::uint32_t logprobs = 0;
   std::int32_t adapter = -1;  ///< with which it is computed, -1 = none
@@ -212,9 +217,10 @@ struct StepPlan {
 
   /// Blocks copied between the tiers.
   std::size_t copied_blocks() const { return swap_out.size() + demotions.size() + swap_in.size(); }
-  bool is_empty() const {
-    return work.empty() && copied_blocks() == 0 && domain_changes.empty() && copies.empty();
+  bool moves_blocks() const {
+    return copied_blocks() != 0 || !domain_changes.empty() || !copies.empty();
   }
+  bool is_empty() const { return work.empty() && !moves_blocks(); }
 };
 
 struct SampledToken {

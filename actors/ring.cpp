@@ -4,6 +4,8 @@
 #include <cstdlib>
 
 #include "actors/end_engine.hpp"
+#include "actors/newest_tokens.hpp"
+#include "actors/block_manager/step_pipeline.hpp"
 #include "base/log.hpp"
 #include "base/stop_watch.hpp"
 
@@ -46,7 +48,9 @@ class ExecutorActor : public PlanHandle::base {
     return {[this](StepPlan& plan) -> caf::result<StepDone> {
       StepDone answer{plan.step, {}, {}, plan.times};
       const StopWatch watch;
+      newest_.fill_in(plan);
       StepResults results = value_or_end(runner_->run(plan), name());
+      newest_ = NewestTokens(results.sampled);
       answer.sampled = std::move(results.sampled);
       answer.scored = std::move(results.scored);
       answer.times.computing = watch.seconds();
@@ -57,6 +61,7 @@ class ExecutorActor : public PlanHandle::base {
 
  private:
   std::unique_ptr<StepRunner> runner_;
+  NewestTokens newest_;
 };
 
 class SwapperActor : public PlanHandle::base {
@@ -74,7 +79,8 @@ class SwapperActor : public PlanHandle::base {
  protected:
   behavior_type make_behavior() override {
     return {[this](StepPlan& plan) -> caf::result<StepDone> {
-      plan.times.copying = value_or_end(swapper_->move(plan), name());
+      // A plan that moves nothing may come while the executor is still busy with the last one.
+      if (plan.moves_blocks()) plan.times.copying = value_or_end(swapper_->move(plan), name());
       return delegate(next_, std::move(plan));
     }};
   }
@@ -87,7 +93,7 @@ class SwapperActor : public PlanHandle::base {
 class BlockManagerActor : public BlockManagerHandle::base {
  public:
   BlockManagerActor(caf::actor_config& config, BlockManagerState state, PlanHandle next)
-      : BlockManagerHandle::base(config), state_(std::move(state)), next_(std::move(next)) {
+      : BlockManagerHandle::base(config), pipeline_(std::move(state)), next_(std::move(next)) {
     end_process_on_exception(*this, name());
   }
   const char* name() const override { return "block_manager"; }
@@ -99,25 +105,33 @@ class BlockManagerActor : public BlockManagerHandle::base {
  protected:
   behavior_type make_behavior() override {
     return {[this](StepRequest& step) -> caf::result<StepDone> {
-      StepPlan plan = state_.plan(step);
-      if (plan.is_empty()) return StepDone{plan.step, std::move(plan.outcome), {}, {}};
-      // The answer comes back through the block manager, so that the step's blocks are published
-      // before a client reads one of the step's tokens.
-      auto promise = make_response_promise<StepDone>();
-      request(next_, caf::infinite, std::move(plan))
-          .then(
-              [this, promise](StepDone& answer) mutable {
-                state_.finish_step(answer);
-                promise.deliver(std::move(answer));
-              },
-              [promise](caf::error& error) mutable { promise.deliver(std::move(error)); });
-      return promise;
+      pipeline_.ask(step);
+      hand_on();
+      if (auto answer = pipeline_.answer()) return std::move(*answer);
+      asked_ = make_response_promise<StepDone>();
+      return asked_;
     }};
   }
 
  private:
-  BlockManagerState state_;
+  void hand_on() {
+    while (auto plan = pipeline_.next_plan())
+      request(next_, caf::infinite, std::move(*plan))
+          .then([this](StepDone& answer) { finish(answer); },
+                [this](caf::error& error) { asked_.deliver(std::move(error)); });
+  }
+
+  /// The answer comes back through the block manager, so that the step's blocks are published
+  /// before a client reads one of the step's tokens.
+  void finish(StepDone& answer) {
+    pipeline_.done(std::move(answer));
+    hand_on();
+    if (auto asked = pipeline_.answer()) asked_.deliver(std::move(*asked));
+  }
+
+  StepPipeline pipeline_;
   PlanHandle next_;
+  caf::typed_response_promise<StepDone> asked_;  ///< what the scheduler waits for, if it waits
 };
 
 class SchedulerActor : public SchedulerHandle::base {

@@ -8,7 +8,7 @@
 
 #include <memory>
 
-#include "actors/block_manager_state.hpp"
+#include "actors/block_manager/block_manager_state.hpp"
 #include "actors/protocol.hpp"
 #include "actors/scheduler/scheduler_state.hpp"
 #include "actors/step_runner.hpp"

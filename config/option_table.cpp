@@ -297,6 +297,11 @@ constexpr OptionField kFields[] = {
      .help =
          "a request waits for blocks of its prompt that another one is computing, on any engine, "
          "instead of computing them too; at most twice as long as computing them would take"},
+    {.name = "async-scheduling",
+     .type = kValue<&Options::async_scheduling>,
+     .help =
+         "plan the next step while one is computed, as long as steps are short (10 ms), all that "
+         "runs goes on and nothing waits; without effect where num-speculative-tokens is not 0"},
     {.name = "batch-invariant",
      .type = kValue<&Options::batch_invariant>,
      .help =

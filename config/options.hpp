@@ -109,6 +109,8 @@ struct Options {
   std::uint32_t max_queued_tokens = 0;
   bool enable_prefix_caching = true;
   bool single_flight = true;  ///< requests wait for blocks that others are computing
+  /// Short steps are planned while the last one is computed, unless there are guesses ahead.
+  bool async_scheduling = true;
   /// On a GPU: a request's tokens do not depend on the requests beside it (on the CPU they never
   /// do).
   bool batch_invariant = false;

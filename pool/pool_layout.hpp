@@ -18,7 +18,7 @@
 namespace kvhive {
 
 inline constexpr std::uint64_t kPoolMagic = 0x3165766968766bull;  // "kvhive1"
-inline constexpr std::uint32_t kFormatVersion = 15;
+inline constexpr std::uint32_t kFormatVersion = 16;
 inline constexpr std::uint64_t kFormatted = 0x6465'7474'616d'726full;  // "ormatted"
 /// Serials, uids and stamps count from 1 and never reach this number. A value from here on is
 /// corrupt.

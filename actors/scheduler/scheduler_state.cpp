@@ -240,6 +240,8 @@ std::optional<StepRequest> SchedulerState::next_step() {
       added.computed_before = static_cast<std::uint32_t>(request.tokens.size()) - 1;
     added.logits = request.logits;
     added.prompt_tokens = request.prompt_tokens;
+    added.most_tokens = static_cast<std::uint32_t>(std::min<std::uint64_t>(
+        std::uint64_t{request.prompt_tokens} + request.params.max_tokens, config_.max_model_len));
     if (!request.params.prompt_logprobs) continue;
     added.prompt_logprobs = *request.params.prompt_logprobs;
     // An engine scores the whole prompt before it writes the first token.

@@ -1,6 +1,6 @@
 #pragma once
 // Claims: which beginnings of prompts a process is computing. Another request that would compute
-// the same looks here first, and waits instead (actors/block_manager_state.hpp).
+// the same looks here first, and waits instead (actors/block_manager/block_manager_state.hpp).
 //
 // A claim is one word at the place that the name determines: the rest of the name, and the slot of
 // the process. So it is made and withdrawn by one instruction each, and two processes that come at

@@ -1,4 +1,4 @@
-#include "actors/block_manager_state.hpp"
+#include "actors/block_manager/block_manager_state.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -5,7 +5,7 @@
 
 #include <map>
 
-#include "actors/block_manager_state.hpp"
+#include "actors/block_manager/block_manager_state.hpp"
 #include "actors/swapper_state.hpp"
 #include "pool/care/fsck.hpp"
 #include "pool/care/miss_report.hpp"

@@ -1,4 +1,4 @@
-#include "actors/copy_policy.hpp"
+#include "actors/block_manager/copy_policy.hpp"
 
 #include <gtest/gtest.h>
 

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "actors/block_manager_state.hpp"
+#include "actors/block_manager/block_manager_state.hpp"
 #include "pool/care/fsck.hpp"
 #include "tests/pool/model_pool.hpp"
 #include "tests/support/private_pool.hpp"

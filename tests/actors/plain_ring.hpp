@@ -1,12 +1,14 @@
 #pragma once
-// An engine's ring without actors: its four states pass their messages on by plain calls.
+// An engine's ring without actors: its states pass their messages on by plain calls, each time one
+// of those that could be the next.
 
+#include <deque>
 #include <memory>
-#include <optional>
 #include <vector>
 
-#include "actors/block_manager_state.hpp"
+#include "actors/newest_tokens.hpp"
 #include "actors/scheduler/scheduler_state.hpp"
+#include "actors/block_manager/step_pipeline.hpp"
 #include "actors/swapper_state.hpp"
 #include "tests/actors/oracle_runner.hpp"
 #include "tests/actors/recording_sink.hpp"
@@ -45,50 +47,68 @@ class PlainRing {
         slot_(slot),
         pool_(memory, slot, Scrub::on_domain_change, std::move(erase)),
         scheduler_(config.scheduler),
-        block_manager_(pool_, config.block_manager),
+        pipeline_(BlockManagerState(pool_, config.block_manager)),
         swapper_(std::move(swapper)),
         runner_(std::move(runner)) {
     occupy(memory, slot, slot.value + 1);
   }
 
-  /// Does what the next message would do: plans a step, or carries out the planned one.
+  /// Does what the next message would do: plans a step, carries out a planned one, or tells the
+  /// scheduler of one that is done. A plan that was made ahead is carried out before or after that.
   /// \return  whether there was anything to do; or the device's error, after which the caller must
   /// publish nothing
   Expected<bool> advance() {
-    if (!plan_) {
+    if (!is_asked_) {
       const auto request = scheduler_.next_step();
       has_settled_ = !request.has_value();
       if (!request) return false;
-      plan_ = block_manager_.plan(*request);
+      is_asked_ = true;
+      pipeline_.ask(*request);
       return true;
     }
-    check_swaps(memory_, slot_, *plan_);
-    if (auto moved = swapper_->move(*plan_); !moved) return forward_error(moved);
-    auto results = runner_->run(*plan_);
-    if (!results) return forward_error(results);
-    const StepDone done{
-        plan_->step, plan_->outcome, std::move(results->sampled), {}, std::move(results->scored)};
-    plan_.reset();
-    block_manager_.finish_step(done);
-    scheduler_.complete(done);
-    return true;
+    while (auto plan = pipeline_.next_plan()) plans_.push_back(std::move(*plan));
+    runs_first_ = !runs_first_;
+    if (runs_first_ && !plans_.empty()) return run();
+    if (const auto done = pipeline_.answer()) {
+      is_asked_ = false;
+      scheduler_.complete(*done);
+      return true;
+    }
+    return run();
   }
 
   BlockPool& pool() { return pool_; }
-  CopyPolicy& copy_policy() { return block_manager_.copy_policy(); }
+  CopyPolicy& copy_policy() { return pipeline_.state().copy_policy(); }
   SchedulerState& scheduler() { return scheduler_; }
   /// No request runs or waits, and the block manager has been told all ends.
   bool is_quiet() const { return has_settled_ && scheduler_.unfinished() == 0; }
 
  private:
+  Expected<bool> run() {
+    StepPlan plan = std::move(plans_.front());
+    plans_.pop_front();
+    check_swaps(memory_, slot_, plan);
+    if (auto moved = swapper_->move(plan); !moved) return forward_error(moved);
+    newest_.fill_in(plan);
+    auto results = runner_->run(plan);
+    if (!results) return forward_error(results);
+    newest_ = NewestTokens(results->sampled);
+    pipeline_.done(
+        {plan.step, plan.outcome, std::move(results->sampled), {}, std::move(results->scored)});
+    return true;
+  }
+
   const PoolMemory& memory_;
   ProcessSlot slot_;
   BlockPool pool_;
   SchedulerState scheduler_;
-  BlockManagerState block_manager_;
+  StepPipeline pipeline_;
   std::unique_ptr<Swapper> swapper_;
   std::unique_ptr<StepRunner> runner_;
-  std::optional<StepPlan> plan_;
+  NewestTokens newest_;
+  std::deque<StepPlan> plans_;  ///< with the executor
+  bool is_asked_ = false;
+  bool runs_first_ = false;
   bool has_settled_ = true;
 };
 

@@ -209,9 +209,10 @@ void use_single_flight(BlockManagerConfig& config, bool on) {
   config.clock = [now = std::uint64_t{0}]() mutable { return now += 1'000'000; };
 }
 
-/// The oracle's tokens follow no pattern: few guesses are right.
-void use_guesses(SchedulerConfig& config, bool on) {
-  config.lookup = {.drafts = on ? 3u : 0, .longest = 2, .shortest = 1};
+/// The oracle's tokens follow no pattern: few guesses are right. Without guesses, most plan ahead.
+void use_guesses(RingConfig& config, std::uint64_t seed) {
+  config.scheduler.lookup = {.drafts = seed % 3 == 0 ? 3u : 0, .longest = 2, .shortest = 1};
+  config.block_manager.async_scheduling = seed % 3 != 0 && seed % 5 != 0;
 }
 
 using Case = std::tuple<PreemptionMode, SchedulingPolicy, bool, Crew>;
@@ -225,11 +226,11 @@ TEST_P(RingRandom, EveryRequestGetsTheOraclesTokensAndNoBlockIsLost) {
   config.block_manager.preemption = mode;
   config.block_manager.prefix_caching = prefix_caching;
   std::uint64_t recomputes = 0, swaps = 0, hits = 0, demoted = 0, promoted = 0, waits = 0,
-                drafts = 0, right_drafts = 0;
+                drafts = 0, right_drafts = 0, ahead = 0, in_vain = 0;
   for (std::uint64_t seed = 1; seed <= kSeedsEach; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     use_single_flight(config.block_manager, seed % 2 == 0);
-    use_guesses(config.scheduler, seed % 3 == 0);
+    use_guesses(config, seed);
     RandomRun run(seed, crew, config);
     run.run();
     if (HasFatalFailure()) return;
@@ -243,6 +244,8 @@ TEST_P(RingRandom, EveryRequestGetsTheOraclesTokensAndNoBlockIsLost) {
     waits += run.sum("single_flight_waits");
     drafts += run.sum("draft_tokens");
     right_drafts += run.sum("accepted_draft_tokens");
+    ahead += run.sum("steps_ahead");
+    in_vain += run.sum("ended_rows");
   }
   // Fewer events would mean that the workload tested little.
   EXPECT_GT(mode == PreemptionMode::swap ? swaps : recomputes, 200u);
@@ -254,6 +257,8 @@ TEST_P(RingRandom, EveryRequestGetsTheOraclesTokensAndNoBlockIsLost) {
   }
   EXPECT_GT(drafts, 1000u);
   EXPECT_GT(right_drafts, 20u);
+  EXPECT_GT(ahead, 500u);
+  EXPECT_GT(in_vain, 10u);
   EXPECT_EQ(swaps > 0, mode == PreemptionMode::swap);
   EXPECT_GT(recomputes, 0u);  // in swap mode, when the host tier is full
   RecordProperty("recomputes", std::to_string(recomputes));
@@ -322,7 +327,7 @@ TEST_P(RingRandomGroups, EveryRequestGetsTheOraclesTokensAndNoBlockIsLost) {
   for (std::uint64_t seed = 1; seed <= kSeedsEach; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     use_single_flight(config.block_manager, seed % 2 == 0);
-    use_guesses(config.scheduler, seed % 3 == 0);
+    use_guesses(config, seed);
     RandomRun run(seed, crew, config, kMixes[mix].groups);
     run.run();
     if (HasFatalFailure()) return;

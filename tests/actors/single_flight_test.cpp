@@ -10,7 +10,7 @@
 #include <numeric>
 #include <set>
 
-#include "actors/block_manager_state.hpp"
+#include "actors/block_manager/block_manager_state.hpp"
 #include "pool/care/cache_reset.hpp"
 #include "pool/care/fsck.hpp"
 #include "pool/care/reaper.hpp"

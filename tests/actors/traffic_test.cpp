@@ -18,7 +18,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "actors/block_manager_state.hpp"
+#include "actors/block_manager/block_manager_state.hpp"
 #include "actors/scheduler/scheduler_state.hpp"
 #include "base/check.hpp"
 #include "base/unique_fd.hpp"

@@ -1,6 +1,6 @@
 #include "tests/beside/decisions.hpp"
 
-#include "actors/block_manager_state.hpp"
+#include "actors/block_manager/block_manager_state.hpp"
 #include "actors/scheduler/scheduler_state.hpp"
 #include "actors/speculation/accepted.hpp"
 #include "base/check.hpp"

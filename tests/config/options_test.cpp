@@ -53,6 +53,7 @@ const Sample kWritten[] = {
     {"prompt-lookup-max", "7", "7", "7"},
     {"prompt-lookup-min", "3", "3", "3"},
     {"single-flight", "false", "false", "false"},
+    {"async-scheduling", "false", "false", "false"},
     {"batch-invariant", "true", "true", "true"},
     {"enforce-eager", "true", "true", "true"},
     {"core-dumps", "true", "true", "true"},

@@ -1,9 +1,13 @@
 // Measures the time that the actors take per step: the time between two runs of the executor, with
-// the real ring and pool and an executor that does nothing.
+// the real ring and pool. The executor does nothing, or is busy for a millisecond, during which the
+// next step may be planned.
 
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <future>
 #include <string>
+#include <thread>
 
 #include "actors/ring.hpp"
 #include "actors/swapper_state.hpp"
@@ -14,15 +18,19 @@ namespace kvhive::bench {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using Microseconds = std::chrono::duration<double, std::micro>;
 
-/// Samples token 7 for every sequence, and notes the time between two calls.
+/// Samples token 7 for every sequence, and notes the time between two calls. A device computes
+/// meanwhile, so the thread sleeps as it waits.
 class IdleRunner : public StepRunner {
  public:
-  explicit IdleRunner(std::vector<double>& gaps_us) : gaps_us_(gaps_us) {}
+  IdleRunner(std::vector<double>& gaps_us, std::chrono::microseconds step)
+      : gaps_us_(gaps_us), step_(step) {}
 
   Expected<StepResults> run(const StepPlan& plan) override {
     if (last_ != Clock::time_point{})
-      gaps_us_.push_back(std::chrono::duration<double, std::micro>(Clock::now() - last_).count());
+      gaps_us_.push_back(Microseconds(Clock::now() - last_).count());
+    if (step_.count() != 0) std::this_thread::sleep_for(step_);
     StepResults results;
     for (const auto& work : plan.work)
       if (work.samples) results.sampled.push_back({work.seq, {7, 0, {}}});
@@ -32,8 +40,27 @@ class IdleRunner : public StepRunner {
 
  private:
   std::vector<double>& gaps_us_;
+  std::chrono::microseconds step_;
   Clock::time_point last_{};
 };
+
+/// One message to an actor with a thread of its own, and its answer, is two hops.
+double hop_us() {
+  ActorConfig config;
+  caf::actor_system system(config);
+  auto echo = system.spawn<caf::detached>([](caf::event_based_actor*) -> caf::behavior {
+    return {[](std::uint64_t number) { return number; }};
+  });
+  caf::scoped_actor self(system);
+  std::vector<double> trips;
+  for (std::uint64_t i = 0; i < 2000; ++i) {
+    const auto before = Clock::now();
+    self->request(echo, caf::infinite, i).receive([](std::uint64_t) {}, [](const caf::error&) {});
+    trips.push_back(Microseconds(Clock::now() - before).count());
+  }
+  self->send_exit(echo, caf::exit_reason::user_shutdown);
+  return median(trips) / 2;
+}
 
 /// Fulfils the promise when the last request has ended.
 class CountingSink : public OutputSink {
@@ -58,7 +85,13 @@ class CountingSink : public OutputSink {
   std::promise<void>& done_;
 };
 
-void measure(std::size_t sequences, std::uint32_t steps) {
+struct Case {
+  std::chrono::microseconds step;  ///< how long the executor takes
+  bool async;
+};
+
+/// The gaps between steps, in us.
+std::vector<double> measure(std::size_t sequences, std::uint32_t steps, Case how) {
   PoolGeometry geometry{};
   geometry.device_blocks = static_cast<std::uint32_t>(sequences * (steps / 16 + 16) + 64);
   geometry.models[0].tokens_per_block = 16;
@@ -74,12 +107,13 @@ void measure(std::size_t sequences, std::uint32_t steps) {
     caf::actor_system system(config);
     RingParts parts;
     parts.pool = &pool;
-    parts.scheduler.max_num_seqs = 128;
-    parts.scheduler.max_num_batched_tokens = 8192;
+    parts.scheduler.max_num_seqs = parts.block_manager.max_num_seqs = 256;
+    parts.scheduler.max_num_batched_tokens = parts.block_manager.max_num_batched_tokens = 32768;
+    parts.block_manager.async_scheduling = how.async;
     parts.scheduler.max_model_len = 1u << 20;
     parts.scheduler.vocab_size = 1000;
     parts.swapper = std::make_unique<SwapperState>(memory);
-    parts.runner = std::make_unique<IdleRunner>(gaps);
+    parts.runner = std::make_unique<IdleRunner>(gaps, how.step);
     SchedulerHandle scheduler = spawn_ring(system, std::move(parts));
     SubmitBatch batch;
     for (std::uint32_t i = 0; i < sequences; ++i) {
@@ -93,20 +127,38 @@ void measure(std::size_t sequences, std::uint32_t steps) {
     done.get_future().wait();
     caf::anon_send_exit(scheduler, caf::exit_reason::user_shutdown);
   }
-  std::vector<double> sorted = gaps;
-  std::sort(sorted.begin(), sorted.end());
-  std::printf("  %9zu %10.1f %10.1f %14.2f\n", sequences, median(gaps),
-              sorted[sorted.size() * 99 / 100], median(gaps) / static_cast<double>(sequences));
+  return gaps;
+}
+
+double p99(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() * 99 / 100];
+}
+
+void show(std::size_t sequences, std::uint32_t steps, double hop) {
+  using std::chrono::microseconds;
+  const auto bare = measure(sequences, steps, {microseconds(0), false});
+  const auto busy = measure(sequences, steps / 4, {microseconds(1000), false});
+  const auto ahead = measure(sequences, steps / 4, {microseconds(1000), true});
+  std::printf("  %9zu %8.1f %8.1f %8.2f %8.1f %10.1f %8.1f %12.1f %8.1f %8.2f\n", sequences,
+              median(bare), p99(bare), median(bare) / static_cast<double>(sequences),
+              median(bare) / hop, median(busy), p99(busy), median(ahead), p99(ahead),
+              median(ahead) / hop);
 }
 
 }  // namespace
 }  // namespace kvhive::bench
 
 int main(int argc, char** argv) {
+  using namespace kvhive::bench;
   const bool is_brief = argc > 1 && std::string(argv[1]) == "--brief";
+  const double hop = hop_us();
   std::printf(
-      "Engine step outside the executor (scheduler, block manager, swapper, four messages); us\n");
-  std::printf("  %9s %10s %10s %14s\n", "sequences", "median", "p99", "per sequence");
-  for (const std::size_t sequences : {1, 8, 64})
-    kvhive::bench::measure(sequences, is_brief ? 200 : 3000);
+      "Engine step outside the executor (scheduler, block manager, swapper, four messages), us; a "
+      "message's hop: %.1f us\n"
+      "            executor of 0 ms                      of 1 ms             of 1 ms, planned "
+      "ahead\n"
+      "  %9s %8s %8s %8s %8s %10s %8s %12s %8s %8s\n",
+      hop, "sequences", "median", "p99", "each", "hops", "median", "p99", "median", "p99", "hops");
+  for (const std::size_t sequences : {1, 8, 64, 256}) show(sequences, is_brief ? 200 : 3000, hop);
 }

@@ -41,13 +41,17 @@ done
 "$bin/kvhive" stop >/dev/null
 for half in a b; do "$bin/kvhive" stop --socket "$work/$half.sock" >/dev/null; done
 echo
-for half in a b; do
-  "$bin/kvhived" --model "$here/models/demo" --socket "$work/$half.sock" --kv-cache-memory-bytes 256M --threads 1 --log-level warn --detach \
-    $([ $half = a ] || echo --num-speculative-tokens 4) >/dev/null
-done
-"$bin/bench_speculation" "$here/models/demo/passage.txt" "$work/a.sock" "$work/b.sock" $brief
-for half in a b; do "$bin/kvhive" stop --socket "$work/$half.sock" >/dev/null; done
-echo
+with_and_without() {  # NAME, options of both, the option
+  for half in a b; do
+    "$bin/kvhived" --model "$here/models/demo" --socket "$work/$half.sock" --kv-cache-memory-bytes 256M --threads 1 --log-level warn --detach \
+      $2 $([ $half = a ] || echo "$3") >/dev/null
+  done
+  "$bin/bench_option" "$1" "$here/models/demo/passage.txt" "$work/a.sock" "$work/b.sock" $brief
+  for half in a b; do "$bin/kvhive" stop --socket "$work/$half.sock" >/dev/null; done
+  echo
+}
+with_and_without "Guesses ahead" "" "--num-speculative-tokens 4"
+with_and_without "A step ahead" "--async-scheduling false" "--async-scheduling true"
 chmod 711 "$work"  # bench_overload connects as several users
 "$bin/kvhived" --model "$here/models/demo" --engines 2 --threads 1 --max-num-seqs 8 --kv-cache-memory-bytes 256M --log-level error \
   --socket-access everybody --max-queued-tokens 4000 --shares "uid-60001=weight:1;uid-60002=weight:2;uid-60003=weight:4" --detach >/dev/null

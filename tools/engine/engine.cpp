@@ -230,13 +230,15 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
       },
       {options.num_speculative_tokens, options.prompt_lookup_max, options.prompt_lookup_min},
       options.max_queued_tokens};
-  parts.block_manager = {.prefix_caching = options.enable_prefix_caching,
-                         .preemption = options.preemption_mode,
-                         .watermark = options.watermark,
-                         .max_num_seqs = options.max_num_seqs,
-                         .max_num_batched_tokens = options.max_num_batched_tokens,
-                         .long_prefill_token_threshold = options.long_prefill_token_threshold,
-                         .single_flight = options.single_flight};
+  parts.block_manager = {
+      .prefix_caching = options.enable_prefix_caching,
+      .preemption = options.preemption_mode,
+      .watermark = options.watermark,
+      .max_num_seqs = options.max_num_seqs,
+      .max_num_batched_tokens = options.max_num_batched_tokens,
+      .long_prefill_token_threshold = options.long_prefill_token_threshold,
+      .single_flight = options.single_flight,
+      .async_scheduling = options.async_scheduling && options.num_speculative_tokens == 0};
   parts.swapper = std::move(computing.swapper);
   parts.runner = std::move(computing.runner);
   const PromptLimits prompt{longest.tokens * longest_token_bytes(tokenizer_), longest.tokens,

@@ -1,5 +1,5 @@
-// Answers with guesses ahead, beside the same without: two daemons that differ in this alone, by
-// turns.
+// Answers of a daemon with an option, beside the same without: two daemons that differ in this
+// alone, by turns.
 
 #include <cstdio>
 #include <fstream>
@@ -14,7 +14,7 @@ namespace kvhive::bench {
 namespace {
 
 [[noreturn]] void fail(const std::string& text) {
-  std::fprintf(stderr, "bench_speculation: %s\n", text.c_str());
+  std::fprintf(stderr, "bench_option: %s\n", text.c_str());
   std::exit(1);
 }
 
@@ -69,7 +69,7 @@ std::vector<GenerateRequest> requests_of(const std::string& text, const Load& lo
   return requests;
 }
 
-void measure(const std::string& text, Client& plain, Client& guessing, const Load& load,
+void measure(const std::string& text, Client& plain, Client& other, const Load& load,
              std::size_t sequences, std::uint32_t tokens, std::size_t rounds) {
   std::vector<double> with, ratios;
   std::size_t different = 0;
@@ -77,7 +77,7 @@ void measure(const std::string& text, Client& plain, Client& guessing, const Loa
     const auto requests = requests_of(text, load, sequences, tokens, round);
     Answers answers[2];
     const double without = seconds_of([&] { answers[0] = run_all(plain, requests); });
-    with.push_back(seconds_of([&] { answers[1] = run_all(guessing, requests); }));
+    with.push_back(seconds_of([&] { answers[1] = run_all(other, requests); }));
     ratios.push_back(without / with.back());
     for (std::size_t i = 0; i < sequences; ++i) different += answers[0][i] != answers[1][i];
   }
@@ -91,15 +91,15 @@ void measure(const std::string& text, Client& plain, Client& guessing, const Loa
 
 int main(int argc, char** argv) {
   using namespace kvhive::bench;
-  if (argc < 4) fail("usage: bench_speculation TEXT SOCKET SOCKET_WITH_GUESSES [--brief]");
-  const bool is_brief = argc > 4;
+  if (argc < 5) fail("usage: bench_option NAME TEXT SOCKET SOCKET_WITH_IT [--brief]");
+  const bool is_brief = argc > 5;
   std::ostringstream text;
-  text << std::ifstream(argv[1]).rdbuf();
-  if (text.str().size() < 2000) fail(std::string(argv[1]) + ": needs 2,000 characters of text");
-  kvhive::Client plain = connect(argv[2]), guessing = connect(argv[3]);
-  std::printf("Guesses ahead, beside none\n  %-15s %9s %10s %9s %20s\n", "tokens", "sequences",
+  text << std::ifstream(argv[2]).rdbuf();
+  if (text.str().size() < 2000) fail(std::string(argv[2]) + ": needs 2,000 characters of text");
+  kvhive::Client plain = connect(argv[3]), other = connect(argv[4]);
+  std::printf("%s, beside none\n  %-15s %9s %10s %9s %20s\n", argv[1], "tokens", "sequences",
               "tokens/s", "ratio", "answers that differ");
   for (const Load& load : kLoads)
     for (const std::size_t sequences : {1, 8, 64})
-      measure(text.str(), plain, guessing, load, sequences, is_brief ? 32 : 200, is_brief ? 1 : 9);
+      measure(text.str(), plain, other, load, sequences, is_brief ? 32 : 200, is_brief ? 1 : 9);
 }

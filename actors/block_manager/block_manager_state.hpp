@@ -23,13 +23,14 @@
 // A sequence that waits for another one's blocks (single flight) keeps its place in the queue, and
 // those behind it are admitted.
 
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
-#include "actors/copy_policy.hpp"
+#include "actors/block_manager/copy_policy.hpp"
 #include "actors/messages.hpp"
 #include "actors/prefix/sequence_start.hpp"
 #include "actors/prefix/single_flight.hpp"
@@ -53,6 +54,7 @@ struct BlockManagerConfig {
   /// (actors/prefix/single_flight.hpp). vLLM has no other engine, and finds such blocks in the same
   /// step.
   bool single_flight = false;
+  bool async_scheduling = false;  ///< plan_ahead() plans steps
   SingleFlight::Clock clock = monotonic_ns;
   SingleFlight::Stretch stretch{};
 };
@@ -61,13 +63,24 @@ class BlockManagerState {
  public:
   BlockManagerState(BlockPool& pool, const BlockManagerConfig& config);
 
-  /// Plans a step. Called once per step. `request` also carries the results of the step before.
+  /// Plans a step. Called when no step is under way. `request` also carries the results of the
+  /// step before.
   StepPlan plan(const StepRequest& request);
 
-  /// Called when the step is done: counts its tokens, publishes the blocks that it filled, and
-  /// releases the blocks that its copies read. The caller calls it before any client sees the
-  /// step's tokens, so that all engines find the blocks of a prompt as soon as its answer has
-  /// begun. plan() calls it if it was not called.
+  /// Plans the step behind the newest one, which may be under way: all its sequences go on that do
+  /// not end with it for certain. Only while that is all there is to decide (nothing waits, is
+  /// preempted or guessed) and steps are short. Nothing = the next step is for plan(). At most two
+  /// steps are under way.
+  std::optional<StepPlan> plan_ahead();
+
+  /// The request for the step that plan_ahead() has planned already. Sequences that have ended keep
+  /// their blocks until no step that is under way writes them; new ones wait for plan().
+  void join(const StepRequest& request);
+
+  /// Called when the step that has been under way the longest is done: counts its tokens, publishes
+  /// the blocks that it filled, and releases the blocks that its copies read. The caller calls it
+  /// before any client sees the step's tokens, so that all engines find the blocks of a prompt as
+  /// soon as its answer has begun. plan() calls it if it was not called.
   void finish_step(const StepDone& done = {});
 
   CopyPolicy& copy_policy() { return copy_policy_; }
@@ -91,7 +104,7 @@ class BlockManagerState {
     std::vector<Table> tables;    ///< by group
     Resets resets{};              ///< of the prefix cache, when the sequence was looked up
     std::uint32_t computed = 0;   ///< tokens whose KV is in device tables, or host if swapped out
-    std::uint32_t in_flight = 0;  ///< tokens that the running step computes, drafts included
+    std::uint32_t in_flight = 0;  ///< tokens behind, in steps under way, drafts included
     /// Guesses at what follows `tokens`. They get slots, but are never published as guesses.
     std::vector<TokenId> drafts{};
     bool is_swapped_out = false;
@@ -107,6 +120,11 @@ class BlockManagerState {
     std::uint32_t prompt_logprobs = 0;
     std::shared_ptr<const LogitsProcessor> logits{};
     std::uint32_t prompt_tokens = 0;  ///< of its first tokens; known only if there are `logits`
+    std::uint32_t most_tokens = 0;    ///< with so many it has ended
+    bool has_ended = false;           ///< and is forgotten when no step is under way that writes it
+
+    /// Tokens whose KV is there once the steps under way are done.
+    std::uint32_t begun() const { return computed + in_flight; }
   };
   /// The part of a waiting sequence that need not be computed when it is admitted.
   struct Start {
@@ -116,14 +134,25 @@ class BlockManagerState {
     bool is_own_copy = false;    ///< what the device tier lacks is in the sequence's host tables
   };
   struct Round;
-  /// The size of the running step. The copy policy learns costs from it and from the step's times.
-  struct Load {
-    std::size_t copied_blocks = 0, tokens = 0, sequences = 0;
+  /// A step that was planned and is not done.
+  struct StepUnderWay {
+    std::vector<std::pair<SeqId, std::uint32_t>> work;  ///< sequences, and their tokens in it
+    std::vector<SeqId> swapping_out;                    ///< copied to the host
+    std::vector<BlockId> leaving;  ///< blocks that its copies read; released when it is done
+    std::vector<Demotion> demotions;
+    /// Its size. The copy policy learns costs from it and from the step's times.
+    std::size_t copied_blocks = 0, tokens = 0;
   };
 
   [[nodiscard]] Expected<std::vector<BlockId>> allocate(Round& round, std::size_t blocks,
                                                         DomainId domain);
   void demote(Round& round);
+  Round round_of(const StepRequest& request) const;
+  StepPlan begin(Round& round);
+  bool all_go_on(const Round& round) const;
+  std::uint32_t next_tokens(const Sequence& sequence) const;
+  void count_queues(const Round& round) const;
+  void compute_done(SeqId seq, std::uint32_t tokens);
   void append(std::span<const SampledToken> sampled);
   static void score(const Sequence& sequence, ScheduledSequence& work);
   void keep_right_drafts(Sequence& sequence);
@@ -132,6 +161,7 @@ class BlockManagerState {
   void announce(const Sequence& sequence, GroupId group, std::size_t from);
   void apply_request(const StepRequest& request);
   void end(SeqId seq);
+  void forget(SeqId seq);
 
   void serve_running(Round& round);
   bool make_room(Round& round, SeqId seq, std::size_t tokens);
@@ -201,13 +231,13 @@ class BlockManagerState {
   BlockManagerConfig config_;
   std::uint32_t tokens_per_block_;
   std::unordered_map<SeqId, Sequence> sequences_;
-  std::vector<SeqId> in_flight_;     ///< scheduled by the running step
-  std::vector<SeqId> swapping_out_;  ///< copied to the host by the running step
-  /// Blocks that the running step's copies read; finish_step() releases them.
-  std::vector<BlockId> leaving_;
-  std::vector<Demotion> demotions_;  ///< copied by the running step
-  Load load_;
-  Resets resets_{};  ///< of the prefix cache, when the running step was planned
+  std::deque<StepUnderWay> steps_;  ///< in their order
+  /// Whom plan_ahead() plans for, in their order; its step, and the most tokens of it.
+  std::vector<SeqId> going_on_;
+  std::uint64_t next_step_ = 0;
+  std::uint32_t token_budget_ = 0;
+  double last_computing_ = 0;  ///< seconds that the executor took for the last step
+  Resets resets_{};            ///< of the prefix cache, when plan() was last called
   CopyPolicy copy_policy_;
   SingleFlight single_flight_;
 };

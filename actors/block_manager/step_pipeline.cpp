@@ -1,0 +1,52 @@
+#include "actors/block_manager/step_pipeline.hpp"
+
+#include <utility>
+
+#include "base/check.hpp"
+
+namespace kvhive {
+
+void StepPipeline::ask(const StepRequest& request) {
+  KV_CHECK(!std::exchange(is_asked_, true));
+  if (std::exchange(is_ahead_, false)) {
+    state_.join(request);
+  } else {
+    StepPlan plan = state_.plan(request);
+    if (plan.is_empty()) {
+      done_.push_back({plan.step, std::move(plan.outcome), {}, {}});
+      return;
+    }
+    plans_.push_back(std::move(plan));
+  }
+  if (auto ahead = state_.plan_ahead()) {
+    is_ahead_ = true;
+    plans_.push_back(std::move(*ahead));
+  }
+}
+
+std::optional<StepPlan> StepPipeline::next_plan() {
+  if (plans_.empty()) return std::nullopt;
+  const bool moves_blocks = plans_.front().moves_blocks();
+  if (under_way_ != 0 && (moves_blocks_ || moves_blocks)) return std::nullopt;
+  ++under_way_;
+  moves_blocks_ = moves_blocks;
+  std::optional<StepPlan> next = std::move(plans_.front());
+  plans_.pop_front();
+  return next;
+}
+
+void StepPipeline::done(StepDone done) {
+  --under_way_;
+  state_.finish_step(done);
+  done_.push_back(std::move(done));
+}
+
+std::optional<StepDone> StepPipeline::answer() {
+  if (!is_asked_ || done_.empty()) return std::nullopt;
+  is_asked_ = false;
+  std::optional<StepDone> answer = std::move(done_.front());
+  done_.pop_front();
+  return answer;
+}
+
+}  // namespace kvhive
