@@ -10,10 +10,11 @@ void StepPipeline::ask(const StepRequest& request) {
   KV_CHECK(!std::exchange(is_asked_, true));
   if (std::exchange(is_ahead_, false)) {
     state_.join(request);
+    if (early_) apply(*std::exchange(early_, std::nullopt));
   } else {
     StepPlan plan = state_.plan(request);
     if (plan.is_empty()) {
-      done_.push_back({plan.step, std::move(plan.outcome), {}, {}});
+      done_ = StepDone{plan.step, std::move(plan.outcome), {}, {}};
       return;
     }
     plans_.push_back(std::move(plan));
@@ -37,16 +38,20 @@ std::optional<StepPlan> StepPipeline::next_plan() {
 
 void StepPipeline::done(StepDone done) {
   --under_way_;
+  if (is_asked_ && !done_)
+    apply(std::move(done));
+  else
+    early_ = std::move(done);
+}
+
+void StepPipeline::apply(StepDone done) {
   state_.finish_step(done);
-  done_.push_back(std::move(done));
+  done_ = std::move(done);
 }
 
 std::optional<StepDone> StepPipeline::answer() {
-  if (!is_asked_ || done_.empty()) return std::nullopt;
-  is_asked_ = false;
-  std::optional<StepDone> answer = std::move(done_.front());
-  done_.pop_front();
-  return answer;
+  if (done_) is_asked_ = false;
+  return std::exchange(done_, std::nullopt);
 }
 
 }  // namespace kvhive

@@ -27,9 +27,14 @@ class StepPipeline {
   BlockManagerState& state() { return state_; }
 
  private:
+  void apply(StepDone done);
+
   BlockManagerState state_;
-  std::deque<StepPlan> plans_;  ///< not handed on yet
-  std::deque<StepDone> done_;   ///< not answered yet
+  std::deque<StepPlan> plans_;    ///< not handed on yet
+  std::optional<StepDone> done_;  ///< of the step that was asked for
+  /// Of the step behind it. It changes nothing before it is asked for: then it is known which of
+  /// its sequences had ended.
+  std::optional<StepDone> early_;
   bool is_asked_ = false;
   bool is_ahead_ = false;      ///< the newest plan was not asked for yet
   int under_way_ = 0;          ///< plans that are with the executor

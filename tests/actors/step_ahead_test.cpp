@@ -138,6 +138,21 @@ TEST_F(StepAhead, KeepsTheBlocksOfWhatHasEnded) {
   EXPECT_EQ(pool_.counters()["generated_tokens"].load(), 3u) << "51 is sequence 2's alone";
 }
 
+/// Also of a step that is done before the scheduler asks for it.
+TEST_F(StepAhead, CountsNoTokensOfWhatHasEnded) {
+  add(1, 7);
+  add(2, 7);
+  const auto plans = ask({});
+  compute(plans[0], 50);
+  compute(plans[1], 51);
+  (void)pipeline_.answer();
+  EXPECT_EQ(pool_.counters()["generated_tokens"].load(), 2u);
+  ask({2}, {1});
+  EXPECT_EQ(pool_.counters()["generated_tokens"].load(), 3u);
+  EXPECT_EQ(pool_.counters()["ended_rows"].load(), 1u);
+  EXPECT_EQ(pipeline_.answer()->sampled.size(), 2u) << "the scheduler drops what it does not know";
+}
+
 TEST_F(StepAhead, LeavesOutWhatEndsForCertain) {
   add(1, 5, 7);
   add(2, 5, 6);

@@ -41,10 +41,10 @@ done
 "$bin/kvhive" stop >/dev/null
 for half in a b; do "$bin/kvhive" stop --socket "$work/$half.sock" >/dev/null; done
 echo
-with_and_without() {  # NAME, options of both, the option
+with_and_without() {  # NAME, options of one, of the other
   for half in a b; do
     "$bin/kvhived" --model "$here/models/demo" --socket "$work/$half.sock" --kv-cache-memory-bytes 256M --threads 1 --log-level warn --detach \
-      $2 $([ $half = a ] || echo "$3") >/dev/null
+      $([ $half = a ] && echo "$2" || echo "$3") >/dev/null
   done
   "$bin/bench_option" "$1" "$here/models/demo/passage.txt" "$work/a.sock" "$work/b.sock" $brief
   for half in a b; do "$bin/kvhive" stop --socket "$work/$half.sock" >/dev/null; done
