@@ -54,7 +54,7 @@ struct BlockManagerConfig {
   /// (actors/prefix/single_flight.hpp). vLLM has no other engine, and finds such blocks in the same
   /// step.
   bool single_flight = false;
-  bool async_scheduling = false;  ///< plan_ahead() plans steps
+  bool async_scheduling = false;  ///< plan_ahead() plans steps; then no request has guesses
   SingleFlight::Clock clock = monotonic_ns;
   SingleFlight::Stretch stretch{};
 };
@@ -69,7 +69,7 @@ class BlockManagerState {
 
   /// Plans the step behind the newest one, which may be under way: all its sequences go on that do
   /// not end with it for certain. Only while that is all there is to decide (nothing waits, is
-  /// preempted or guessed) and steps are short. Nothing = the next step is for plan(). At most two
+  /// preempted or scored) and steps are short. Nothing = the next step is for plan(). At most two
   /// steps are under way.
   std::optional<StepPlan> plan_ahead();
 

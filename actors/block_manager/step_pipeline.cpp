@@ -7,7 +7,8 @@
 namespace kvhive {
 
 void StepPipeline::ask(const StepRequest& request) {
-  KV_CHECK(!std::exchange(is_asked_, true));
+  KV_CHECK(!is_asked_);
+  is_asked_ = true;
   if (std::exchange(is_ahead_, false)) {
     state_.join(request);
     if (early_) apply(*std::exchange(early_, std::nullopt));

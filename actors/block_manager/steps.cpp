@@ -83,13 +83,13 @@ void BlockManagerState::count_queues(const Round& round) const {
 
 // -- a step ahead ---------------------------------------------------------------------------------
 
-/// Whether the step has all that runs, and nothing else is left to decide: what waits, guesses, is
-/// scored or was preempted may be scheduled otherwise once the step is done.
+/// Whether the step has all that runs, and nothing else is left to decide: what waits, is scored or
+/// was preempted may be scheduled otherwise once the step is done.
 bool BlockManagerState::all_go_on(const Round& round) const {
   const StepOutcome& outcome = round.plan.outcome;
   const bool waits = round.request.waiting.size() !=
                      outcome.admitted.size() + outcome.rejected.size() + outcome.lost.size();
-  if (waits || !round.preempted.empty() || !round.request.drafts.empty()) return false;
+  if (waits || !round.preempted.empty()) return false;
   return round.plan.work.size() == round.running &&
          std::ranges::none_of(round.plan.work, [&](const ScheduledSequence& work) {
            const Sequence& sequence = sequences_.at(work.seq);
@@ -117,7 +117,6 @@ std::optional<StepPlan> BlockManagerState::plan_ahead() {
 
 void BlockManagerState::join(const StepRequest& request) {
   KV_CHECK(request.step + 1 == next_step_, request.step, next_step_);
-  KV_CHECK(request.drafts.empty());
   apply_request(request);
   if (!request.waiting.empty() || last_computing_ >= kLongStep) going_on_.clear();
   Round round = round_of(request);
@@ -260,6 +259,7 @@ void BlockManagerState::announce(const Sequence& sequence, GroupId group, std::s
 }
 
 void BlockManagerState::apply_request(const StepRequest& request) {
+  KV_CHECK(request.drafts.empty() || !config_.async_scheduling);
   for (const NewSequence& added : request.added) {
     Sequence sequence{.domain = added.domain,
                       .tokens = added.tokens,

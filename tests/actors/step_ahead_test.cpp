@@ -165,7 +165,7 @@ TEST_F(StepAhead, LeavesOutWhatEndsForCertain) {
 }
 
 /// A step ahead would pass over what waits.
-TEST_F(StepAhead, IsNotPlannedWhileSomethingWaitsOrIsGuessed) {
+TEST_F(StepAhead, IsNotPlannedWhileSomethingWaits) {
   add(1, 40);
   add(2, 40);
   auto plans = ask({});
