@@ -86,6 +86,16 @@ class RingTest : public ::testing::Test {
     return recording;
   }
 
+  /// Step 7: sequence 1 waits with five tokens.
+  static StepRequest first_step() {
+    StepRequest request;
+    request.step = 7;
+    request.added.push_back({SeqId{1}, {1, 2, 3, 4, 5}, {}, 0});
+    request.waiting = {SeqId{1}};
+    request.token_budget = 100;
+    return request;
+  }
+
   PoolMemory memory_ = oracle_pool(9, 8);
   BlockPool pool_{memory_, ProcessSlot{0}};
   RingConfig config_;
@@ -100,12 +110,7 @@ class RingTest : public ::testing::Test {
 TEST_F(RingTest, OneStepRequestComesBackAsOneStepDoneThroughThreeActors) {
   spawn();
   caf::scoped_actor self{system_};
-  StepRequest request;
-  request.step = 7;
-  request.added.push_back({SeqId{1}, {1, 2, 3, 4, 5}, {}, 0});
-  request.waiting = {SeqId{1}};
-  request.token_budget = 100;
-  auto pending = self->request(block_manager_, caf::infinite, std::move(request));
+  auto pending = self->request(block_manager_, caf::infinite, first_step());
   EXPECT_EQ(settle(), 4u);  // handlers: block manager, swapper, executor, block manager
   EXPECT_EQ(steps_, 1u);
   ASSERT_TRUE(self->has_next_message());
@@ -127,12 +132,7 @@ TEST_F(RingTest, TheExecutorHasTheNextPlanBeforeTheSchedulerKnowsOfTheLast) {
   config_.block_manager.async_scheduling = true;
   spawn();
   caf::scoped_actor self{system_};
-  StepRequest request;
-  request.step = 7;
-  request.added.push_back({SeqId{1}, {1, 2, 3, 4, 5}, {}, 0});
-  request.waiting = {SeqId{1}};
-  request.token_budget = 100;
-  auto pending = self->request(block_manager_, caf::infinite, std::move(request));
+  auto pending = self->request(block_manager_, caf::infinite, first_step());
   // Handlers: block manager, then swapper, executor, and block manager for two plans.
   EXPECT_EQ(settle(), 7u);
   EXPECT_EQ(steps_, 2u);

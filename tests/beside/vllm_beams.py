@@ -26,6 +26,7 @@ VOCABULARY = 40
 ENDS = [3, 7]
 
 import numpy  # noqa: E402
+from recorded import compare  # noqa: E402
 from vllm.sampling_params import BeamSearchParams  # noqa: E402
 from vllm.entrypoints.generate.beam_search.online import BeamSearchOnlineMixin  # noqa: E402
 
@@ -132,15 +133,9 @@ def beside_a_hive(ends):
 
 
 def main():
-    rng = random.Random(int(os.environ.get("SEED") or 1))
-    if os.environ.get("RECORD"):
-        (ROOT / "tests/serve/vllm_beams.jsonl").write_text("".join(lines(random.Random(7), 60)))
-    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
-        searches = int(os.environ.get("SEARCHES") or 2000)
-        file.writelines(lines(rng, searches))
-        file.flush()
-        test = [str(BIN / "kvhive_serve_test"), "--gtest_filter=BeamSearch.DecidesAsVllmDoes", "--gtest_brief=1"]
-        code = subprocess.run(test, env=os.environ | {"KVHIVE_VLLM_BEAMS": file.name}).returncode
+    searches = int(os.environ.get("SEARCHES") or 2000)
+    code = compare(lines, searches, "tests/serve/vllm_beams.jsonl", 60, "kvhive_serve_test", "BeamSearch.DecidesAsVllmDoes",
+                   "KVHIVE_VLLM_BEAMS")
     print(f"beam search: {searches} searches, {'all as vLLM decides them' if code == 0 else 'NOT as vLLM decides them'}")
     sys.exit(code or beside_a_hive([11, 268]))
 

@@ -9,17 +9,14 @@ vLLM.
 """
 import json
 import os
-import pathlib
 import random
-import subprocess
 import sys
-import tempfile
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 VOCABULARY = 48
 
 import torch  # noqa: E402
+from recorded import compare  # noqa: E402
 import vllm.utils.torch_utils  # noqa: E402
 
 vllm.utils.torch_utils.PIN_MEMORY = False  # it needs a GPU
@@ -90,15 +87,9 @@ def lines(rng, rows):
 
 
 def main():
-    rng = random.Random(int(os.environ.get("SEED") or 1))
-    if os.environ.get("RECORD"):
-        (ROOT / "tests/models/sampling/vllm_sampler.jsonl").write_text("".join(lines(random.Random(7), 150)))
-    with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
-        rows = int(os.environ.get("ROWS") or 20000)
-        file.writelines(lines(rng, rows))
-        file.flush()
-        test = [str(ROOT / "build/bin/kvhive_models_test"), "--gtest_filter=LogitsProcessor.DoesWhatVllmsSamplerDoes", "--gtest_brief=1"]
-        code = subprocess.run(test, env=os.environ | {"KVHIVE_VLLM_SAMPLER": file.name}).returncode
+    rows = int(os.environ.get("ROWS") or 20000)
+    code = compare(lines, rows, "tests/models/sampling/vllm_sampler.jsonl", 150, "kvhive_models_test",
+                   "LogitsProcessor.DoesWhatVllmsSamplerDoes", "KVHIVE_VLLM_SAMPLER")
     print(f"rules about tokens: {rows} rows, {'all as vLLM has them' if code == 0 else 'NOT as vLLM has them'}")
     sys.exit(code)
 

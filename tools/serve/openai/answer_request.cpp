@@ -11,7 +11,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::int64_t kMostPerPrompt = 128;
-constexpr std::uint32_t kMostLogprobs = 20;
 
 void read_stop(Fields& fields, GenerateRequest& generate) {
   generate.stop = fields.texts("stop", kMostStopStrings);
