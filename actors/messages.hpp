@@ -8,6 +8,8 @@
 //                                         '---------StepDone-------'   swapper               |
 //                                                                         | StepPlan         |
 //                                                                      executor -------------'
+//
+// Beside the steps, the scheduler has Questions, and the block manager Answers.
 
 #include <compare>
 #include <cstdint>
@@ -76,6 +78,28 @@ struct TellWhenEmpty {
 struct NewLimits {
   std::optional<std::uint32_t> max_queued_tokens{};
   std::optional<std::pair<DomainId, DomainShare>> share{};
+};
+
+/// Whether a prompt would find room.
+struct Question {
+  SeqId seq;
+  std::vector<TokenId> tokens;
+  DomainId domain{};
+  ExtraKey salt{};
+  bool reads_cache = true;
+};
+/// scheduler -> block manager, which answers between two steps, or while one is computed.
+struct Questions {
+  std::vector<Question> asked;
+  std::size_t running = 0;  ///< requests
+};
+struct Answer {
+  SeqId seq;
+  Expected<RoomStatus> room;  ///< Errc::never_fits = never
+};
+/// block manager -> scheduler
+struct Answers {
+  std::vector<Answer> given;
 };
 
 /// A sequence that the block manager does not know yet.

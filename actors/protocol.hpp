@@ -11,6 +11,8 @@ CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::SubmitBatch)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::AbortBatch)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::TellWhenEmpty)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::NewLimits)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::Questions)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::Answers)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::StepRequest)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::StepPlan)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::StepDone)
@@ -31,7 +33,8 @@ namespace kvhive {
 using SchedulerHandle = caf::typed_actor<caf::reacts_to<SubmitBatch>, caf::reacts_to<AbortBatch>,
                                          caf::reacts_to<TellWhenEmpty>, caf::reacts_to<NewLimits>,
                                          caf::reacts_to<Retry>, caf::reacts_to<ReplayMore>>;
-using BlockManagerHandle = caf::typed_actor<caf::replies_to<StepRequest>::with<StepDone>>;
+using BlockManagerHandle = caf::typed_actor<caf::replies_to<StepRequest>::with<StepDone>,
+                                            caf::replies_to<Questions>::with<Answers>>;
 /// Interface of swapper and executor. The swapper passes the plan on to the executor, whose answer
 /// goes to the block manager.
 using PlanHandle = caf::typed_actor<caf::replies_to<StepPlan>::with<StepDone>>;

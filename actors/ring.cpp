@@ -105,12 +105,13 @@ class BlockManagerActor : public BlockManagerHandle::base {
  protected:
   behavior_type make_behavior() override {
     return {[this](StepRequest& step) -> caf::result<StepDone> {
-      pipeline_.ask(step);
-      hand_on();
-      if (auto answer = pipeline_.answer()) return std::move(*answer);
-      asked_ = make_response_promise<StepDone>();
-      return asked_;
-    }};
+              pipeline_.ask(step);
+              hand_on();
+              if (auto answer = pipeline_.answer()) return std::move(*answer);
+              asked_ = make_response_promise<StepDone>();
+              return asked_;
+            },
+            [this](const Questions& questions) { return pipeline_.state().answer(questions); }};
   }
 
  private:
@@ -152,6 +153,7 @@ class SchedulerActor : public SchedulerHandle::base {
               for (Submission& submission : batch.submissions) state_.submit(std::move(submission));
               state_.flush();
               replay_later();
+              ask();
               step();
             },
             [this](const AbortBatch& batch) {
@@ -180,6 +182,17 @@ class SchedulerActor : public SchedulerHandle::base {
     if (is_replaying_ || !state_.has_journals()) return;
     is_replaying_ = true;
     send(this, ReplayMore{});
+  }
+
+  /// One message with questions is out at a time: steps have their turn in between.
+  void ask() {
+    auto questions = state_.next_questions();
+    if (!questions) return;
+    request(next_, caf::infinite, std::move(*questions)).then([this](Answers& answers) {
+      state_.answer(answers);
+      ask();
+      step();
+    });
   }
 
   /// Starts the next step, unless one is under way or the scheduler is waiting for a Retry.

@@ -24,7 +24,8 @@ using kvhive::ErrorCode;
 using kvhive::Result;
 
 static_assert(KVHIVE_OVERLOADED == int(ErrorCode::overloaded));
-static_assert(KVHIVE_FINISH_ERROR == int(kvhive::Finish::error));
+static_assert(KVHIVE_FINISH_ROOM == int(kvhive::Finish::room));
+static_assert(KVHIVE_FIT_LATER == int(kvhive::Fit::later));
 
 std::string& last_error() {
   thread_local std::string text;
@@ -110,6 +111,7 @@ kvhive::GenerateRequest generate_request(const kvhive_request& request) {
   if (request.bad_words != nullptr)
     out.bad_words.assign(request.bad_words, request.bad_words + request.bad_word_count);
   out.include_stop = request.include_stop != 0;
+  out.only_asks = request.only_asks != 0;
   return out;
 }
 
@@ -154,6 +156,9 @@ kvhive_progress c_progress(const kvhive_client& client) {
   out.preemptions = news.preemptions;
   out.prompt = client.prompt.data();
   out.prompt_count = client.prompt.size();
+  out.fit = static_cast<std::int32_t>(news.room.fit);
+  out.needed_blocks = news.room.needed_blocks;
+  out.available_blocks = news.room.available_blocks;
   out.retry_after_ms = static_cast<std::uint32_t>(news.error.retry_after.count());
   return out;
 }

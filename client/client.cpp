@@ -23,6 +23,8 @@ static_assert(int(ErrorCode::not_running) == int(Errc::not_running));
 static_assert(int(ErrorCode::os_error) == int(Errc::os_error));
 static_assert(int(ErrorCode::overloaded) == int(Errc::overloaded));
 static_assert(int(Finish::error) == int(FinishReason::error));
+static_assert(int(Finish::room) == int(FinishReason::room));
+static_assert(int(Fit::never) == int(AllocStatus::never));
 static_assert(kDefaultChannelBytes == kUsualChannelBytes);
 
 ClientError public_error(const Error& error) {
@@ -71,6 +73,7 @@ ChannelRequest channel_request(const GenerateRequest& request) {
   rules.allowed_token_ids = request.allowed_token_ids;
   rules.bad_words = request.bad_words;
   out.params.include_stop = request.include_stop;
+  out.params.only_asks = request.only_asks;
   out.most_text_bytes = request.most_text_bytes;
   return out;
 }
@@ -98,6 +101,9 @@ Progress public_progress(RequestId request, ChannelProgress&& news) {
   progress.reason = Finish(int(news.reason));
   progress.text_bytes = news.text_bytes;
   if (news.reason == FinishReason::error) progress.error = public_error(news.error);
+  if (news.reason == FinishReason::room)
+    progress.room = {Fit(int(news.room.status)), progress.prompt_tokens,     progress.cached_tokens,
+                     news.room.needed_blocks,    news.room.available_blocks, {}};
   return progress;
 }
 
@@ -109,6 +115,8 @@ std::string_view to_string(ErrorCode code) {
 }
 
 std::string_view to_string(Finish reason) { return to_string(FinishReason(int(reason))); }
+
+std::string_view to_string(Fit fit) { return to_string(AllocStatus(int(fit))); }
 
 std::size_t channel_bytes_for(const GenerateRequest& request) {
   return std::max(kLeastChannelBytes, least_channel_bytes(channel_request(request)));
@@ -226,6 +234,21 @@ Result<Progress> Client::generate(const GenerateRequest& request,
     news->prompt = std::move(whole.prompt);
     return std::move(*news);
   }
+}
+
+Result<Room> Client::ask(GenerateRequest request) {
+  request.only_asks = true;
+  request.max_tokens = 1;  // no room is needed for an answer
+  request.min_tokens = 0;
+  auto told = generate(request);
+  if (!told) return told.error();
+  if (told->reason == Finish::room) return std::move(told->room);
+  if (told->error.code != ErrorCode::never_fits) return told->error;
+  Room room;
+  room.fit = Fit::never;
+  room.prompt_tokens = told->prompt_tokens;
+  room.text = std::move(told->error.text);
+  return room;
 }
 
 ClientStatus Client::status() const {

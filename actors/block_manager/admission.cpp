@@ -20,7 +20,10 @@ void BlockManagerState::admit_waiting(Round& round) {
     if (round.at_maximum.contains(sequence.domain)) continue;
     if (round.lacks_blocks && pool_.lanes().count() == 1) return;
     if (round.lacks_blocks && !pool_.lanes().is_within_minimum(sequence.domain, blocks)) continue;
-    if (rejects(round, seq)) continue;
+    if (auto error = never_fits(sequence)) {
+      round.plan.outcome.rejected.push_back({seq, std::move(*error)});
+      continue;
+    }
     switch (admit(round, seq)) {
       case Admitted::yes: ++round.running; break;
       case Admitted::no_room:
@@ -46,24 +49,20 @@ void BlockManagerState::note_filled(Round& round, const ScheduledSequence& work)
     round.filled.add(content_of(sequence), groups_.id(g), sequence.tables[g].device, first, end);
 }
 
-/// Rejects a sequence that can never be admitted.
-bool BlockManagerState::rejects(Round& round, SeqId seq) {
-  const Sequence& sequence = sequences_.at(seq);
+/// Why the sequence can never be admitted; nothing if it can.
+std::optional<Error> BlockManagerState::never_fits(const Sequence& sequence) const {
   const std::size_t most = pool_.capacity(Tier::device, sequence.domain);
-  if (most_blocks(sequence.tokens.size()) <= most) return false;
+  if (most_blocks(sequence.tokens.size()) <= most) return std::nullopt;
   const bool is_limited = most < pool_.capacity(Tier::device);
-  round.plan.outcome.rejected.push_back(
-      {seq,
-       Error{
-           Errc::never_fits,
-           "the request has " + std::to_string(sequence.tokens.size()) + " tokens, " +
-               (is_limited ? "its domain's part of the pool" : "the whole pool") + " holds " +
-               std::to_string(groups_.longest_sequence(most, config_.max_num_batched_tokens,
-                                                       tokens_per_block_, sequence.tokens.size())) +
-               (is_limited ? "; shorten it, or change the domains' shares of the blocks "
-                             "(shares, min-blocks, max-blocks)"
-                           : "; shorten it or give the pool more memory")}});
-  return true;
+  return Error{
+      Errc::never_fits,
+      "the request has " + std::to_string(sequence.tokens.size()) + " tokens, " +
+          (is_limited ? "its domain's part of the pool" : "the whole pool") + " holds " +
+          std::to_string(groups_.longest_sequence(most, config_.max_num_batched_tokens,
+                                                  tokens_per_block_, sequence.tokens.size())) +
+          (is_limited ? "; shorten it, or change the domains' shares of the blocks "
+                        "(shares, min-blocks, max-blocks)"
+                      : "; shorten it or give the pool more memory")};
 }
 
 BlockManagerState::Admitted BlockManagerState::admit(Round& round, SeqId seq) {
@@ -73,27 +72,15 @@ BlockManagerState::Admitted BlockManagerState::admit(Round& round, SeqId seq) {
   if (is_reset) sequence.resets = resets_;
   if (!is_reset && single_flight_.still_waits(sequence.flight)) return Admitted::waits;
   Start start = start_of(sequence, round.filled);
-  const auto total = static_cast<std::uint32_t>(sequence.tokens.size());
-  const std::uint32_t tokens = std::min({total - start.computed, round.budget, round.most_of_one});
-  const std::vector<BlockId> held = start.found.blocks(Tier::device);
-  const auto watermark = static_cast<std::size_t>(
-      config_.watermark * static_cast<double>(pool_.memory().tier_layout(Tier::device).blocks));
+  const Need need = need_of(sequence, start, std::min(round.budget, round.most_of_one));
 
-  // Admit a sequence only if all of its tokens fit. available() is a hint, so if no sequence is
-  // running, the engine tries even if it says no.
-  std::size_t now = 0;
-  for (std::size_t g = 0; g < groups_.count; ++g)
-    now += blocks_for(start.computed + tokens) - first_place(groups_.id(g), start.computed);
-  now -= held.size();
-  const std::size_t needed = std::max(now, blocks_for_all(start, total));
-  const bool fits =
-      round.running == 0 || (needed + watermark <= pool_.available(Tier::device) &&
-                             needed <= pool_.available(Tier::device, sequence.domain));
+  // available() is a hint, so if no sequence is running, the engine tries even if it says no.
+  const bool fits = round.running == 0 || finds_room(need, sequence.domain, false);
   if (fits && waits_for_other(round, sequence, start)) {
     cancel(start);
     return Admitted::waits;
   }
-  auto fresh = fits ? allocate(round, now, sequence.domain)
+  auto fresh = fits ? allocate(round, need.now, sequence.domain)
                     : Expected<std::vector<BlockId>>(failure(Errc::pool_exhausted, ""));
   // Asked last: from then on the sequence is this engine's, and can be admitted.
   const bool is_lost = fresh && sequence.sink && !sequence.sink->start();
@@ -106,12 +93,62 @@ BlockManagerState::Admitted BlockManagerState::admit(Round& round, SeqId seq) {
   if (!std::exchange(sequence.is_counted, true)) count_first_admission(sequence, start);
   const std::uint32_t before = std::exchange(sequence.computed_before, 0);
   bump(pool_.counters()["failover_recomputed_tokens"], before - std::min(before, start.computed));
-  fill_tables(round, sequence, start, *fresh, start.computed + tokens);
+  fill_tables(round, sequence, start, *fresh, start.computed + need.tokens);
   round.plan.outcome.admitted.push_back({seq, start.computed});
-  schedule(round, seq, sequence, tokens);
+  schedule(round, seq, sequence, need.tokens);
   note_filled(round, round.plan.work.back());
   return Admitted::yes;
 }
+
+/// \param most_tokens  that its first step may compute
+BlockManagerState::Need BlockManagerState::need_of(const Sequence& sequence, const Start& start,
+                                                   std::size_t most_tokens) const {
+  const std::size_t total = sequence.tokens.size();
+  const std::size_t tokens = std::min(total - start.computed, most_tokens);
+  std::size_t now = 0;
+  for (std::size_t g = 0; g < groups_.count; ++g)
+    now += blocks_for(start.computed + tokens) - first_place(groups_.id(g), start.computed);
+  now -= start.found.blocks(Tier::device).size();
+  return {static_cast<std::uint32_t>(tokens), now, std::max(now, blocks_for_all(start, total))};
+}
+
+/// A sequence is admitted only if all of its tokens fit. Whoever is alone needs to leave nothing.
+bool BlockManagerState::finds_room(const Need& need, DomainId domain, bool is_alone) const {
+  const auto watermark = static_cast<std::size_t>(
+      config_.watermark * static_cast<double>(pool_.memory().tier_layout(Tier::device).blocks));
+  return need.blocks + (is_alone ? 0 : watermark) <= pool_.available(Tier::device) &&
+         need.blocks <= pool_.available(Tier::device, domain);
+}
+
+// -- questions ------------------------------------------------------------------------------------
+
+Answers BlockManagerState::answer(const Questions& questions) {
+  Answers answers;
+  for (const Question& question : questions.asked)
+    answers.given.push_back({question.seq, room_for(question, questions.running)});
+  return answers;
+}
+
+/// As for an admission of the next step. Blocks that are found stay where they are in the order of
+/// their release.
+Expected<RoomStatus> BlockManagerState::room_for(const Question& question, std::size_t running) {
+  Sequence sequence = new_sequence(question.domain, question.tokens, question.salt);
+  sequence.reads_cache = question.reads_cache;
+  sequence.resets = pool_.memory().resets();
+  if (auto error = never_fits(sequence)) return tl::unexpected(std::move(*error));
+  const Start start = start_of(sequence, StepBlocks(groups_, tokens_per_block_));
+  const Need need = need_of(sequence, start, config_.max_num_batched_tokens);
+  const bool fits =
+      running < config_.max_num_seqs && finds_room(need, question.domain, running == 0);
+  const std::size_t available =
+      std::min(pool_.available(Tier::device), pool_.available(Tier::device, question.domain));
+  cancel(start);
+  return RoomStatus{fits ? AllocStatus::ok : AllocStatus::later,
+                    static_cast<std::uint32_t>(need.blocks), static_cast<std::uint32_t>(available),
+                    start.computed};
+}
+
+// -- the parts of an admission --------------------------------------------------------------------
 
 /// How many blocks the sequence needs besides those that it has, until all its tokens are computed
 /// (vLLM: scheduler_reserve_full_isl with the cap of admission, which counts what a window has

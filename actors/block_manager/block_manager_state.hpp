@@ -83,6 +83,10 @@ class BlockManagerState {
   /// soon as its answer has begun. plan() calls it if it was not called.
   void finish_step(const StepDone& done = {});
 
+  /// Whether sequences would find room, if nothing waited. Changes nothing, and may be called at
+  /// any time.
+  Answers answer(const Questions& questions);
+
   CopyPolicy& copy_policy() { return copy_policy_; }
 
  private:
@@ -133,6 +137,12 @@ class BlockManagerState {
     std::uint32_t computed = 0;  ///< tokens
     bool is_own_copy = false;    ///< what the device tier lacks is in the sequence's host tables
   };
+  /// What an admission takes.
+  struct Need {
+    std::uint32_t tokens = 0;  ///< that its first step computes
+    std::size_t now = 0;       ///< blocks for these
+    std::size_t blocks = 0;    ///< for all tokens that it has
+  };
   struct Round;
   /// A step that was planned and is not done.
   struct StepUnderWay {
@@ -173,12 +183,15 @@ class BlockManagerState {
   enum class Admitted : std::uint8_t { yes, no_room, waits, lost };
   Admitted admit(Round& round, SeqId seq);
   void note_filled(Round& round, const ScheduledSequence& work);
-  bool rejects(Round& round, SeqId seq);
+  std::optional<Error> never_fits(const Sequence& sequence) const;
+  [[nodiscard]] Expected<RoomStatus> room_for(const Question& question, std::size_t running);
   void give_back(Round& round, std::span<const BlockId> blocks);
   bool waits_for_other(const Round& round, Sequence& sequence, const Start& start);
   double patience(std::size_t tokens) const;
   bool has_more_come(const Round& round, const Sequence& sequence, const Start& start);
   Start start_of(const Sequence& sequence, const StepBlocks& filled);
+  Need need_of(const Sequence& sequence, const Start& start, std::size_t most_tokens) const;
+  bool finds_room(const Need& need, DomainId domain, bool is_alone) const;
   std::size_t blocks_for_all(const Start& start, std::size_t tokens) const;
   void cancel(const Start& start);
   void fill_tables(Round& round, Sequence& sequence, Start& start, std::span<const BlockId> fresh,
@@ -193,6 +206,7 @@ class BlockManagerState {
   void forget_progress(Round& round, Sequence& sequence);
   void schedule(Round& round, SeqId seq, Sequence& sequence, std::uint32_t tokens);
 
+  Sequence new_sequence(DomainId domain, std::vector<TokenId> tokens, const ExtraKey& salt) const;
   std::uint32_t most_tokens(const StepRequest& request) const;
   std::size_t blocks_for(std::size_t tokens) const {
     return (tokens + tokens_per_block_ - 1) / tokens_per_block_;

@@ -261,14 +261,11 @@ void BlockManagerState::announce(const Sequence& sequence, GroupId group, std::s
 void BlockManagerState::apply_request(const StepRequest& request) {
   KV_CHECK(request.drafts.empty() || !config_.async_scheduling);
   for (const NewSequence& added : request.added) {
-    Sequence sequence{.domain = added.domain,
-                      .tokens = added.tokens,
-                      .sampling = added.sampling,
-                      .logprobs = added.logprobs,
-                      .adapter = added.adapter,
-                      .names = SequenceNames(groups_, added.domain, tokens_per_block_, added.salt),
-                      .tables = std::vector<Table>(groups_.count),
-                      .sink = added.sink};
+    Sequence sequence = new_sequence(added.domain, added.tokens, added.salt);
+    sequence.sampling = added.sampling;
+    sequence.logprobs = added.logprobs;
+    sequence.adapter = added.adapter;
+    sequence.sink = added.sink;
     sequence.is_counted = added.is_counted;
     sequence.computed_before = added.computed_before;
     sequence.reads_cache = added.reads_cache;
@@ -277,11 +274,23 @@ void BlockManagerState::apply_request(const StepRequest& request) {
     sequence.logits = added.logits;
     sequence.prompt_tokens = added.prompt_tokens;
     sequence.most_tokens = added.most_tokens;
-    sequence.names.extend(hasher_, sequence.tokens);
     sequences_.emplace(added.seq, std::move(sequence));
   }
   for (const Drafts& drafts : request.drafts) sequences_.at(drafts.seq).drafts = drafts.tokens;
   for (const SeqId seq : request.ended) end(seq);
+}
+
+BlockManagerState::Sequence BlockManagerState::new_sequence(DomainId domain,
+                                                            std::vector<TokenId> tokens,
+                                                            const ExtraKey& salt) const {
+  Sequence sequence{.domain = domain,
+                    .tokens = std::move(tokens),
+                    .sampling = {},
+                    .names = SequenceNames(groups_, domain, tokens_per_block_, salt),
+                    .tables = std::vector<Table>(groups_.count),
+                    .sink = {}};
+  sequence.names.extend(hasher_, sequence.tokens);
+  return sequence;
 }
 
 void BlockManagerState::end(SeqId seq) {

@@ -17,6 +17,7 @@ void RequestMeter::finished(FinishReason reason, const RequestTimes& times,
     case FinishReason::stop: count("finished_stop"); break;
     case FinishReason::length: count("finished_length"); break;
     case FinishReason::abort: count("finished_abort"); break;
+    case FinishReason::room: return;
     case FinishReason::none:
     case FinishReason::error: count("finished_error"); break;
   }

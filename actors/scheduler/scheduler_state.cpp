@@ -34,6 +34,8 @@ bool contains(const std::vector<TokenId>& tokens, TokenId token) {
 void SchedulerState::submit(Submission&& submission) {
   waiting_.set_share(submission.domain, submission.share);
   if (auto valid = check(submission); !valid) return refuse(submission, valid.error());
+  if (submission.params.only_asks) return ask(std::move(submission));
+  if (auto room = check_queue(submission); !room) return refuse(submission, room.error());
   auto logits = processor_of(submission);
   if (!logits) return refuse(submission, logits.error());
   if (!submission.journal.empty() && !submission.sink->read()) return;  // another engine has it
@@ -87,6 +89,31 @@ void SchedulerState::refuse(const Submission& submission, const Error& error) {
     meter_.finished(FinishReason::error, {}, {}, 0);
 }
 
+/// From now on the question is this engine's. If that dies, another one answers it.
+void SchedulerState::ask(Submission&& submission) {
+  if (!submission.sink->read()) return;  // another engine has it
+  questions_.add(SeqId{next_seq_++}, std::move(submission));
+}
+
+/// Nobody finds room now whose request would be refused because too much waits.
+void SchedulerState::answer(const Answers& answers) {
+  for (const Answer& answer : answers.given) {
+    const Submission asked = questions_.take(answer.seq);
+    to_flush_.push_back(asked.sink);
+    const RequestStats stats{static_cast<std::uint32_t>(asked.prompt.size()),
+                             answer.room ? answer.room->cached_tokens : 0, 0};
+    if (!answer.room) {
+      asked.sink->finished(FinishReason::error, answer.room.error(), stats, 0);
+      continue;
+    }
+    RoomStatus room = *answer.room;
+    if (!check_queue(asked)) room.status = AllocStatus::later;
+    asked.sink->room(room);
+    asked.sink->finished(FinishReason::room, {}, stats, 0);
+  }
+  flush();
+}
+
 Expected<void> SchedulerState::check(const Submission& submission) const {
   const std::size_t length = submission.prompt.size();
   if (length == 0)
@@ -103,7 +130,7 @@ Expected<void> SchedulerState::check(const Submission& submission) const {
                                            " tokens, and its log-probabilities have room for " +
                                            std::to_string(submission.most_scored) +
                                            "; give it as tokens");
-  return check_queue(submission);
+  return {};
 }
 
 /// \param submission  checked

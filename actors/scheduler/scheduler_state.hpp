@@ -20,6 +20,7 @@
 
 #include "actors/messages.hpp"
 #include "actors/scheduler/drain_rate.hpp"
+#include "actors/scheduler/open_questions.hpp"
 #include "actors/scheduler/output_text.hpp"
 #include "actors/scheduler/request_meter.hpp"
 #include "actors/scheduler/waiting_queue.hpp"
@@ -88,10 +89,15 @@ class SchedulerState {
   std::optional<StepRequest> next_step();
   void complete(const StepDone& done);
 
+  /// The next questions to send to the block manager; nothing if there are none, or those before
+  /// have not been answered.
+  std::optional<Questions> next_questions() { return questions_.next(running_.size()); }
+  void answer(const Answers& answers);
+
   /// True = the last step computed nothing although requests wait, because other engines hold the
   /// pool's blocks. The caller tries again later.
   bool is_starved() const { return is_starved_; }
-  std::size_t unfinished() const { return requests_.size(); }
+  std::size_t unfinished() const { return requests_.size() + questions_.size(); }
 
  private:
   struct Request {
@@ -129,6 +135,7 @@ class SchedulerState {
   };
 
   void refuse(const Submission& submission, const Error& error);
+  void ask(Submission&& submission);
   [[nodiscard]] Expected<void> check(const Submission& submission) const;
   [[nodiscard]] Expected<std::shared_ptr<const LogitsProcessor>> processor_of(
       const Submission& submission) const;
@@ -161,6 +168,7 @@ class SchedulerState {
   std::map<RequestKey, SeqId> by_key_;
   /// Any request leaves it in logarithmic time: when a client with many dies, they all end at once.
   WaitingQueue waiting_;
+  OpenQuestions questions_;
   DrainRate drain_rate_;
   GuessPolicy guess_policy_;
   std::size_t admitted_tokens_ = 0;  ///< that have left the queue in this step

@@ -42,6 +42,16 @@ class Progress:
     engine: Optional[int]
     finish_reason: Optional[Literal["stop", "length", "abort"]]
 
+class Room:
+    """Whether a prompt finds room."""
+
+    fit: Literal["ok", "later", "never"]
+    prompt_tokens: int
+    cached_tokens: int
+    needed_blocks: int
+    available_blocks: int
+    text: str
+
 class Stream(Iterator[Progress]):
     """Iterates over a request's Progress; comes from Client.generate()."""
 
@@ -90,6 +100,13 @@ class Client:
         bad_words: Sequence[str] = (),
         include_stop: bool = False,
     ) -> Stream: ...
+    def ask(
+        self,
+        prompt: Union[str, Sequence[int]],
+        *,
+        cache_salt: Optional[str] = None,
+        adapter: Optional[str] = None,
+    ) -> Room: ...
     @property
     def serving_engine(self) -> Optional[int]: ...
     def close(self) -> None: ...

@@ -116,6 +116,14 @@ class PythonClient {
   Stream generate(const kvhive::GenerateRequest& request) {
     return {client_, value_or_raise(open().submit(request))};
   }
+  kvhive::Room ask(const kvhive::GenerateRequest& request) {
+    kvhive::Client& client = open();
+    auto room = [&] {
+      const py::gil_scoped_release others_run;
+      return client.ask(request);
+    }();
+    return value_or_raise(std::move(room));
+  }
   kvhive::ClientStatus status() { return open().status(); }
   void close() { client_.reset(); }
 
@@ -169,6 +177,16 @@ Stream generate(PythonClient& client, Prompt prompt, std::uint32_t max_tokens, f
   return client.generate(request);
 }
 
+kvhive::Room ask(PythonClient& client, Prompt prompt, const std::optional<std::string>& cache_salt,
+                 const std::optional<std::string>& adapter) {
+  kvhive::GenerateRequest request;
+  if (auto* text = std::get_if<std::string>(&prompt)) request.prompt = std::move(*text);
+  if (auto* tokens = std::get_if<1>(&prompt)) request.prompt_tokens = std::move(*tokens);
+  request.cache_salt = cache_salt.value_or("");
+  request.adapter = adapter.value_or("");
+  return client.ask(request);
+}
+
 /// "stop", "length", "abort", or None while the request goes on.
 std::optional<std::string> finish_reason(const kvhive::Progress& progress) {
   if (progress.reason == kvhive::Finish::none) return std::nullopt;
@@ -209,6 +227,19 @@ void define_values(py::module_& m) {
                     "The engine that works on the request; None = no engine does.")
       .def_property_readonly("finish_reason", &finish_reason,
                              "'stop', 'length' or 'abort' at the end, None before.");
+  py::class_<kvhive::Room>(m, "Room", "Whether a prompt finds room.")
+      .def_property_readonly(
+          "fit", [](const kvhive::Room& room) { return std::string(kvhive::to_string(room.fit)); },
+          "'ok' = there is room for all its tokens now, once what waits has its own; 'later' = "
+          "there may be when others have ended; 'never' = it is too long, and `text` says why.")
+      .def_readonly("prompt_tokens", &kvhive::Room::prompt_tokens)
+      .def_readonly("cached_tokens", &kvhive::Room::cached_tokens,
+                    "Found in the cache: they need not be computed.")
+      .def_readonly("needed_blocks", &kvhive::Room::needed_blocks,
+                    "Besides those that are found and in use.")
+      .def_readonly("available_blocks", &kvhive::Room::available_blocks,
+                    "Free, or in use by nobody.")
+      .def_readonly("text", &kvhive::Room::text);
 }
 
 void define_client(py::module_& m) {
@@ -257,6 +288,10 @@ void define_client(py::module_& m) {
            "same names do.\n\n"
            "The stream yields a Progress whenever there is something new, and every second while\n"
            "there is not. Other Python threads run while it waits.")
+      .def(
+          "ask", &ask, py::arg("prompt"), py::kw_only(), py::arg("cache_salt") = py::none(),
+          py::arg("adapter") = py::none(),
+          "Whether a prompt would find room now: its Room. Nothing is queued, generated or cached.")
       .def_property_readonly(
           "serving_engine", [](PythonClient& c) { return c.status().engine; },
           "The engine that serves this client; None = no engine does.")

@@ -95,6 +95,7 @@ struct RequestBody {
   float presence_penalty, frequency_penalty, repetition_penalty;
   std::uint32_t min_tokens;
   std::uint32_t include_stop;
+  std::uint32_t only_asks;  ///< for room; the log stays empty
   RuleCounts rule_counts;
   ChannelRange rule_lists;  ///< of the requests (rule_lists.hpp); no bytes = all are empty
   std::array<std::array<char, kStopBytes>, kMostStopStrings> stop;
@@ -104,8 +105,8 @@ struct RequestBody {
 };
 static_assert(std::is_trivially_copyable_v<RequestBody>);
 
-/// One token of the log. Room for RequestBody::logprobs entries of type TopEntry follows it; the
-/// first `top_count` of them are filled in.
+/// One token of the log. RoomStatus for RequestBody::logprobs entries of type TopEntry follows it;
+/// the first `top_count` of them are filled in.
 struct LogRecord {
   TokenId token;
   float logprob;
@@ -141,6 +142,8 @@ struct alignas(64) AnswerSlot {
   std::uint32_t error;           ///< Errc
   std::uint32_t retry_after_ms;  ///< if the error is Errc::overloaded; 0 = nobody knows
   std::array<char, kErrorBytes> error_text;
+  AllocStatus room;  ///< if the reason is FinishReason::room, with the two numbers of RoomStatus
+  std::uint32_t needed_blocks, available_blocks;
   std::atomic<std::uint32_t> prompt_tokens;  ///< 0 until an engine has admitted the request
   std::atomic<std::uint32_t> cached_tokens;
   std::atomic<std::uint32_t> preemptions;

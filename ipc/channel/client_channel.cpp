@@ -250,6 +250,7 @@ void ClientChannel::fill(std::uint32_t slot, const ChannelRequest& request, cons
   body.repetition_penalty = params.rules.repetition_penalty;
   body.min_tokens = params.rules.min_tokens;
   body.include_stop = params.include_stop;
+  body.only_asks = params.only_asks;
   body.rule_counts = counts_of(params.rules);
   body.rule_lists = open.rule_lists;
   write_lists(params.rules, {requests_.data() + open.rule_lists.offset, open.rule_lists.bytes});
@@ -286,6 +287,8 @@ ChannelProgress ClientChannel::read(std::uint32_t slot) {
 
   progress.reason = a.reason;
   progress.text_bytes = a.text_bytes;
+  if (a.reason == FinishReason::room)
+    progress.room = {a.room, a.needed_blocks, a.available_blocks, progress.stats.cached_tokens};
   progress.error = {Errc(a.error), a.error_text.data(),
                     std::chrono::milliseconds(a.retry_after_ms)};
   give_back(open);

@@ -37,6 +37,7 @@ struct ChannelProgress {
   /// When finished: length of the whole text, without the stop string that ended it.
   std::size_t text_bytes = 0;
   Error error;
+  RoomStatus room;  ///< if the reason is FinishReason::room
 };
 
 /// The smallest channel in which the request has room.

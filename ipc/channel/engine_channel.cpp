@@ -122,6 +122,7 @@ GenerationParams params_of(const RequestBody& body) {
   params.adapter.assign(body.adapter.data(), body.adapter_bytes);
   params.rules = scalars_of(body);
   params.include_stop = body.include_stop != 0;
+  params.only_asks = body.only_asks != 0;
   return params;
 }
 
@@ -689,6 +690,13 @@ class EngineChannel::Sink : public OutputSink {
     slot_.tokens.store(tokens_, std::memory_order_release);
     KV_KILL_POINT("token.stored");
     channel_->has_news_.store(true, std::memory_order_relaxed);
+  }
+
+  void room(const RoomStatus& room) override {
+    slot_.room = room.status;
+    KV_KILL_POINT("room.in_part");
+    slot_.needed_blocks = room.needed_blocks;
+    slot_.available_blocks = room.available_blocks;
   }
 
   bool finished(FinishReason reason, const Error& error, const RequestStats& stats,

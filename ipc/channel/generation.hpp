@@ -38,6 +38,9 @@ struct GenerationParams {
   TokenRules rules{};
   /// A stop string stays in the text that it ends.
   bool include_stop = false;
+  /// Nothing is generated: the request ends as soon as an engine has said whether the prompt finds
+  /// room (RoomStatus). It neither waits in the queue nor changes what is cached.
+  bool only_asks = false;
 };
 inline constexpr std::uint32_t kMostLogprobs = 20;
 
@@ -47,6 +50,7 @@ enum class FinishReason : std::uint32_t {
   length = 2,  ///< max_tokens or the model's length reached
   abort = 3,   ///< the client asked to end the request
   error = 4,   ///< refused or failed; a text says why
+  room = 5,    ///< it only asked for room (GenerationParams::only_asks), and has its answer
 };
 
 constexpr std::string_view to_string(FinishReason reason) {
@@ -56,6 +60,7 @@ constexpr std::string_view to_string(FinishReason reason) {
     case FinishReason::length: return "length";
     case FinishReason::abort: return "abort";
     case FinishReason::error: return "error";
+    case FinishReason::room: return "room";
   }
   return "unknown";
 }
@@ -92,6 +97,32 @@ struct RequestStats {
   /// Tokens of the prompt that were found in the pool when the request was first admitted.
   std::uint32_t cached_tokens = 0;
   std::uint32_t preemptions = 0;
+};
+
+/// Whether a prompt finds room (vLLM V0: AllocStatus of BlockSpaceManager.can_allocate).
+enum class AllocStatus : std::uint32_t {
+  none = 0,   ///< nobody has said
+  ok = 1,     ///< there is room for all its tokens now
+  later = 2,  ///< there is not, but there may be
+  never = 3,  ///< it is longer than the model or the pool ever allows
+};
+
+constexpr std::string_view to_string(AllocStatus status) {
+  switch (status) {
+    case AllocStatus::none: return "none";
+    case AllocStatus::ok: return "ok";
+    case AllocStatus::later: return "later";
+    case AllocStatus::never: return "never";
+  }
+  return "unknown";
+}
+
+/// The answer to a request that only asks. In blocks of the device tier.
+struct RoomStatus {
+  AllocStatus status = AllocStatus::none;
+  std::uint32_t needed_blocks = 0;     ///< besides those that are found and already held
+  std::uint32_t available_blocks = 0;  ///< that an allocation of the request's domain may take
+  std::uint32_t cached_tokens = 0;     ///< that need not be computed
 };
 
 }  // namespace kvhive

@@ -34,6 +34,8 @@ class OutputSink {
   virtual void prompt(std::size_t first, std::span<const PromptToken> tokens) = 0;
   /// One more token, and the text that is complete with it, which may be empty.
   virtual void token(const GeneratedToken& token, std::string_view text) = 0;
+  /// Before finished(), if the request only asks for room.
+  virtual void room(const RoomStatus& room) = 0;
   /// The request has ended; this is the last call for it but flush(). False = it waited, and
   /// another engine has it: nothing was done. `error` is set only if the reason is
   /// FinishReason::error. `text_bytes` is the length of the whole text; if a stop string was cut

@@ -26,6 +26,7 @@ struct Recording {
   RequestStats stats;
   RequestTimes times;
   std::size_t text_bytes = 0;
+  RoomStatus room;
   bool is_lost = false;  ///< as if another engine had taken the request while it waited
 
   bool is_finished() const { return reason != FinishReason::none; }
@@ -62,6 +63,7 @@ class RecordingSink : public OutputSink {
     KV_CHECK(recording_->tokens.at(seen_ - 1) == token.token, seen_);
     recording_->text += text;
   }
+  void room(const RoomStatus& room) override { recording_->room = room; }
   bool finished(FinishReason reason, const Error& error, const RequestStats& stats,
                 std::size_t text_bytes) override {
     KV_CHECK(!recording_->is_finished() && reason != FinishReason::none);

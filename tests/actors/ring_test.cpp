@@ -155,6 +155,37 @@ TEST_F(RingTest, TheExecutorHasTheNextPlanBeforeTheSchedulerKnowsOfTheLast) {
       [this](const caf::error& error) { FAIL() << system_.render(error); });
 }
 
+TEST_F(RingTest, AQuestionIsAnsweredWithoutAStep) {
+  spawn();
+  const auto asked = submit(1, {1, 2, 3, 4, 5}, {.only_asks = true});
+  EXPECT_EQ(settle(), 3u);  // handlers: scheduler, block manager, scheduler
+  EXPECT_EQ(asked->reason, FinishReason::room);
+  EXPECT_EQ(asked->room.status, AllocStatus::ok);
+  EXPECT_EQ(asked->room.needed_blocks, 2u);
+  EXPECT_EQ(asked->flushes, 1u);
+  EXPECT_EQ(steps_, 0u);
+}
+
+TEST_F(RingTest, QuestionsDoNotWaitForTheStepThatIsComputed) {
+  config_.block_manager.async_scheduling = true;
+  spawn();
+  const auto answer = submit(1, {1, 2, 3, 4, 5}, {.max_tokens = 20, .ignore_eos = true});
+  // The block manager has planned the first step, and the executor has not begun with it.
+  while (pool_.available(Tier::device) == 8) ASSERT_TRUE(scheduler().try_run_once());
+  std::vector<std::shared_ptr<Recording>> asked;
+  for (std::uint32_t slot = 2; slot < 12; ++slot)
+    asked.push_back(submit(slot, {1, 2, 3, 4, 5, 6}, {.only_asks = true}));
+  while (!asked.back()->is_finished()) ASSERT_TRUE(scheduler().try_run_once());
+  EXPECT_LT(answer->tokens.size(), 20u);
+  settle();
+  for (const auto& question : asked) {
+    EXPECT_EQ(question->room.status, AllocStatus::ok);
+    EXPECT_EQ(question->tokens.size(), 0u);
+  }
+  EXPECT_EQ(answer->tokens.size(), 20u);
+  EXPECT_EQ(answer->reason, FinishReason::length);
+}
+
 TEST_F(RingTest, AnEmptyPlanIsAnsweredByTheBlockManagerItself) {
   spawn();
   caf::scoped_actor self{system_};
@@ -182,6 +213,7 @@ class Seeker : public OutputSink {
   void note(const RequestTimes&) override {}
   void admitted(const RequestStats&) override {}
   void prompt(std::size_t, std::span<const PromptToken>) override {}
+  void room(const RoomStatus&) override {}
   void token(const GeneratedToken&, std::string_view) override { look(); }
   bool finished(FinishReason, const Error&, const RequestStats&, std::size_t) override {
     look();

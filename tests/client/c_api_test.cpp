@@ -107,6 +107,26 @@ TEST(CApi, StreamsARequestToItsEnd) {
   kvhive_close(client);
 }
 
+TEST(CApi, AQuestionEndsWithItsAnswer) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "8M"});
+  kvhive_client* client = connect(daemon);
+  kvhive_request request = kvhive_default_request("In the beginning God created the heaven");
+  request.only_asks = 1;
+  uint64_t id = 0;
+  ASSERT_EQ(kvhive_submit(client, &request, &id), KVHIVE_OK) << kvhive_last_error();
+  kvhive_progress news = kvhive_empty_progress();
+  do {
+    ASSERT_EQ(kvhive_wait(client, -1), KVHIVE_OK);
+    ASSERT_EQ(kvhive_read(client, id, &news), KVHIVE_OK);
+  } while (news.finish == KVHIVE_FINISH_NONE);
+  EXPECT_EQ(news.finish, KVHIVE_FINISH_ROOM);
+  EXPECT_EQ(news.fit, KVHIVE_FIT_OK);
+  EXPECT_EQ(news.needed_blocks, (news.prompt_tokens + 15) / 16);
+  EXPECT_GT(news.available_blocks, 200u);
+  EXPECT_EQ(news.token_count, 0u);
+  kvhive_close(client);
+}
+
 TEST(CApi, ARefusedRequestEndsWithItsErrorInTheProgress) {
   const Daemon daemon({"--kv-cache-memory-bytes", "8M"});
   kvhive_client* client = connect(daemon);

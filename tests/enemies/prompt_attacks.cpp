@@ -152,12 +152,34 @@ void fill_many_channels(Enemy& enemy) {
     if (enemy.chance(4)) enemy.hold(std::move(channel));
 }
 
+/// Questions for room are valid, cost no queue, and are no fair share's: only their turns limit
+/// them.
+void ask_without_end(Enemy& enemy) {
+  auto channel = enemy.seize(std::size_t{1} << 20);
+  if (!channel) return;
+  const std::size_t tokens = std::size_t{16} << enemy.below(7);  // to half the demo model's length
+  const auto heap = channel->bytes().subspan(prompts_offset(), tokens * sizeof(TokenId));
+  for (std::size_t i = 0; i < tokens; ++i) {
+    const auto token = static_cast<TokenId>(300 + enemy.below(100));
+    std::memcpy(heap.data() + i * sizeof token, &token, sizeof token);
+  }
+  RequestBody body = valid_body(heap.size());
+  body.only_asks = 1;
+  const auto end = Clock::now() + std::chrono::milliseconds(1 + enemy.below(50));
+  do {
+    for (std::size_t slot = 0; slot < kChannelSlots; ++slot) channel->submit(slot, body);
+    channel->ring();
+  } while (Clock::now() < end);
+  if (enemy.chance(2)) enemy.hold(std::move(*channel));
+}
+
 constexpr Attack kAttacks[] = {
     {"wrong lengths and ranges", "S4", send_wrong_requests},
     {"all slots name the same bytes", "S4", name_the_same_bytes},
     {"rewrite slots that are read", "S4", rewrite_what_is_read},
     {"many channels with malformed requests", "S4", fill_many_channels},
     {"texts that are slow to tokenise", "S12", send_slow_texts},
+    {"questions for room without end", "S12", ask_without_end},
 };
 
 }  // namespace

@@ -108,6 +108,20 @@ class PythonModule(unittest.TestCase):
         self.assertEqual(len(texts), 4)
         self.assertEqual(len(set(texts)), 1)
 
+    def test_ask_says_whether_a_prompt_finds_room(self):
+        prompt = "Is there any room in the inn? " * 5
+        self.client.generate(prompt, max_tokens=1).result()
+        room = self.client.ask(prompt)
+        self.assertEqual((room.fit, room.text), ("ok", ""))
+        self.assertGreater(room.cached_tokens, 0)
+        self.assertGreater(room.available_blocks, room.needed_blocks)
+        self.assertEqual(self.client.ask(prompt, cache_salt="nobody's").cached_tokens, 0)
+        never = self.client.ask([300] * 100_000)
+        self.assertEqual(never.fit, "never")
+        self.assertIn("tokens", never.text)
+        with self.assertRaises(kvhive.Error):
+            self.client.ask(PROMPT, adapter="none")
+
     def test_a_closed_client_says_so(self):
         self.client.close()
         with self.assertRaisesRegex(kvhive.Error, "has been closed"):

@@ -440,10 +440,10 @@ TEST(Faults, AStopSignalDuringTheStartLeavesNothing) {
 /// The child that reads the model may take minutes. A stopping daemon does not wait for it.
 TEST(Faults, AStopSignalWhileTheModelIsReadEndsTheDaemonAtOnce) {
   const TempDirectory model(kDemoModel), sockets;
-  const std::string weights = model.path() / "model.safetensors";
-  std::filesystem::remove(weights);
+  const std::string config = model.path() / "config.json";
+  std::filesystem::remove(config);
   // No process writes to the pipe: the child that opens it waits for ever.
-  ASSERT_EQ(mkfifo(weights.c_str(), 0600), 0);
+  ASSERT_EQ(mkfifo(config.c_str(), 0600), 0);
   const pid_t pid = spawn(program("kvhived"), {"--model", model.path(), "--socket",
                                                sockets.path() / "new/s", "--log-level", "error"});
   // The keeper, the child that reads the model, and the steward.

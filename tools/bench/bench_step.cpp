@@ -71,6 +71,7 @@ class CountingSink : public OutputSink {
   bool start() override { return true; }
   void preempted() override {}
   void note(const RequestTimes&) override {}
+  void room(const RoomStatus&) override {}
   void admitted(const RequestStats&) override {}
   void prompt(std::size_t, std::span<const PromptToken>) override {}
   void token(const GeneratedToken&, std::string_view) override {}

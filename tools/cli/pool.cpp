@@ -35,6 +35,7 @@ void add_pool(CLI::App& app, int& exit_code) {
   add_pool_fsck(*pool, exit_code);
   add_pool_reset(*pool, exit_code);
   add_pool_why(*pool, exit_code);
+  add_pool_ask(*pool, exit_code);
 }
 
 }  // namespace kvhive

@@ -1,7 +1,7 @@
 #pragma once
 // The commands under `kvhive pool`, one file each: pool_stat.cpp, pool_procs.cpp, pool_blocks.cpp,
-// pool_map.cpp, pool_fsck.cpp, pool_reset.cpp, why.cpp. Each adds itself; what it does runs in a
-// callback that sets `exit_code`.
+// pool_map.cpp, pool_fsck.cpp, pool_reset.cpp, why.cpp, pool_ask.cpp. Each adds itself; what it
+// does runs in a callback that sets `exit_code`.
 
 #include <nlohmann/json.hpp>
 
@@ -17,6 +17,7 @@ void add_pool_map(CLI::App& pool, int& exit_code);
 void add_pool_fsck(CLI::App& pool, int& exit_code);
 void add_pool_reset(CLI::App& pool, int& exit_code);
 void add_pool_why(CLI::App& pool, int& exit_code);
+void add_pool_ask(CLI::App& pool, int& exit_code);
 
 /// Adds each counter to a JSON object, by its name.
 void add_counters(nlohmann::json& json, const CounterValues& counted);

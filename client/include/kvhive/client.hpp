@@ -207,6 +207,9 @@ struct GenerateRequest {
   std::vector<std::string> bad_words{};
   /// The stop text that ends the answer stays in it (vLLM's include_stop_str_in_output).
   bool include_stop = false;
+  /// Generate nothing, but say whether the prompt finds room now: Progress::room. Client::ask()
+  /// sets it.
+  bool only_asks = false;
 };
 
 /// The least ClientOptions::channel_bytes that this request fits into: 1 MiB or more.
@@ -239,8 +242,29 @@ enum class Finish : std::int32_t {
   length = 2,  ///< max_tokens or the model's longest sequence reached
   abort = 3,   ///< abort() was called
   error = 4,   ///< Progress::error says why
+  room = 5,    ///< it only asked for room; Progress::room is the answer
 };
 KVHIVE_API std::string_view to_string(Finish reason);
+
+/// Whether a prompt finds room (vLLM's AllocStatus).
+enum class Fit : std::int32_t {
+  none = 0,   ///< it was not asked
+  ok = 1,     ///< there is room for all its tokens now, once what waits already has its own
+  later = 2,  ///< there is not, but there may be when others have ended
+  never = 3,  ///< it is longer than the model or the pool ever allows; Room::text says why
+};
+KVHIVE_API std::string_view to_string(Fit fit);
+
+/// What an engine says about a prompt, without queueing it. Blocks are those of the engine's tier,
+/// in this client's domain.
+struct Room {
+  Fit fit = Fit::none;
+  std::uint32_t prompt_tokens = 0;
+  std::uint32_t cached_tokens = 0;     ///< found in the cache: they need not be computed
+  std::uint32_t needed_blocks = 0;     ///< besides those that are found and in use
+  std::uint32_t available_blocks = 0;  ///< free, or in use by nobody
+  std::string text;                    ///< if never: why, and what to do
+};
 
 /// Identifies a request within its Client. Never reused.
 using RequestId = std::uint64_t;
@@ -257,6 +281,7 @@ struct Progress {
   /// The engine that works on the request, or that has finished it. Nothing = no engine works on
   /// it: none has accepted it yet, or the one that had has died and no other has taken over.
   std::optional<std::uint32_t> engine;
+  Room room;  ///< if reason is Finish::room
   /// Not none = this was the last progress of the request.
   Finish reason = Finish::none;
   /// When finished: length of the whole text.
@@ -315,6 +340,11 @@ class KVHIVE_API Client {
   ///        abort(). If it throws, the request is discarded.
   Result<Progress> generate(const GenerateRequest& request,
                             const std::function<void(const Progress&)>& on_progress = {});
+
+  /// Asks whether the request's prompt would find room now, and waits for the answer; nothing is
+  /// queued, generated or cached. A prompt that is too long is an answer (Fit::never). Errors: as
+  /// those of a request.
+  Result<Room> ask(GenerateRequest request);
 
   ClientStatus status() const;
 

@@ -32,7 +32,7 @@ extern "C" {
 #endif
 
 /* Version of this interface. Grows when something is added. */
-#define KVHIVE_ABI_VERSION 7
+#define KVHIVE_ABI_VERSION 8
 /* KVHIVE_ABI_VERSION of the library that is loaded. */
 KVHIVE_API uint32_t kvhive_abi_version(void);
 /* Version of the library, for example "0.1.0". */
@@ -150,6 +150,8 @@ typedef struct kvhive_request {
                                    or NULL */
   size_t bad_word_count;
   int32_t include_stop;         /* not 0 = the stop text that ends the answer stays in it */
+  int32_t only_asks;            /* not 0 = generate nothing, but say whether the prompt finds room
+                                   now: kvhive_progress.fit */
 } kvhive_request;
 
 /* A request for `prompt`, a string that ends with '\0'. */
@@ -184,8 +186,17 @@ typedef enum kvhive_finish {
   KVHIVE_FINISH_STOP = 1,   /* an end-of-sequence token, a stop text or a stop token */
   KVHIVE_FINISH_LENGTH = 2, /* max_tokens or the model's longest sequence reached */
   KVHIVE_FINISH_ABORT = 3,  /* kvhive_abort() was called */
-  KVHIVE_FINISH_ERROR = 4   /* error and error_text say why */
+  KVHIVE_FINISH_ERROR = 4,  /* error and error_text say why */
+  KVHIVE_FINISH_ROOM = 5    /* it only asked for room; fit is the answer */
 } kvhive_finish;
+
+/* Whether a prompt finds room (vLLM's AllocStatus). One that never does ends with
+ * KVHIVE_FINISH_ERROR and the error KVHIVE_NEVER_FITS. */
+typedef enum kvhive_fit {
+  KVHIVE_FIT_NONE = 0,  /* it was not asked */
+  KVHIVE_FIT_OK = 1,    /* there is room for all its tokens now, once what waits has its own */
+  KVHIVE_FIT_LATER = 2  /* there is not, but there may be when others have ended */
+} kvhive_fit;
 
 /* These three structs keep their size. */
 typedef struct kvhive_token_logprob {
@@ -227,6 +238,9 @@ typedef struct kvhive_progress {
   uint32_t retry_after_ms;    /* if error is KVHIVE_OVERLOADED: a guess; 0 = nobody knows */
   const kvhive_prompt_token *prompt; /* if it was to be scored: once, with the first token */
   size_t prompt_count;
+  int32_t fit;                /* a kvhive_fit, if finish is KVHIVE_FINISH_ROOM; then also: */
+  uint32_t needed_blocks;     /* besides those that are found and in use */
+  uint32_t available_blocks;  /* free, or in use by nobody */
 } kvhive_progress;
 
 static inline kvhive_progress kvhive_empty_progress(void) {

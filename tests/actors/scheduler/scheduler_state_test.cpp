@@ -652,6 +652,7 @@ TEST_F(SchedulerStateTest, AHundredThousandRequestsOfAClientThatIsGoneEndAtOnce)
       state.submit({key, {1}, {}, {.priority = priority}, std::move(sink)});
     };
     struct Nothing : OutputSink {
+      void room(const RoomStatus&) override {}
       bool read() override { return true; }
       void wait() override {}
       bool start() override { return true; }
@@ -673,6 +674,85 @@ TEST_F(SchedulerStateTest, AHundredThousandRequestsOfAClientThatIsGoneEndAtOnce)
     EXPECT_THAT(numbers(state.next_step()->waiting), ElementsAre(100'001));
     EXPECT_FALSE(recording->is_finished());
   }
+}
+
+// -- questions
+
+/// A request that only asks, in slot n.
+class SchedulerStateWithQuestions : public SchedulerStateTest {
+ protected:
+  std::shared_ptr<Recording> ask(std::vector<TokenId> prompt, std::uint32_t slot,
+                                 bool is_new = true, bool is_lost = false) {
+    auto recording = std::make_shared<Recording>();
+    recording->is_lost = is_lost;
+    Submission submission{{2, slot}, std::move(prompt), {}, {.only_asks = true}, {}};
+    submission.sink = std::make_shared<RecordingSink>(recording);
+    submission.is_new = is_new;
+    scheduler().submit(std::move(submission));
+    scheduler().flush();
+    return recording;
+  }
+  /// Sends all answers that the scheduler waits for.
+  void answer(const Expected<RoomStatus>& room) {
+    const auto questions = scheduler().next_questions();
+    ASSERT_TRUE(questions);
+    Answers answers;
+    for (const Question& question : questions->asked) answers.given.push_back({question.seq, room});
+    scheduler().answer(answers);
+  }
+};
+
+TEST_F(SchedulerStateWithQuestions, AQuestionIsNotQueuedAndEndsWithItsAnswer) {
+  const auto asked = ask({1, 2, 3}, 1);
+  EXPECT_FALSE(scheduler().next_step().has_value());
+  EXPECT_EQ(scheduler().unfinished(), 1u) << "an engine that is drained answers it";
+  EXPECT_FALSE(asked->is_finished());
+  answer(RoomStatus{AllocStatus::ok, 4, 9, 2});
+  EXPECT_EQ(asked->reason, FinishReason::room);
+  EXPECT_EQ(asked->room.status, AllocStatus::ok);
+  EXPECT_EQ(asked->room.needed_blocks, 4u);
+  EXPECT_EQ(asked->room.available_blocks, 9u);
+  EXPECT_EQ(asked->stats.prompt_tokens, 3u);
+  EXPECT_EQ(asked->stats.cached_tokens, 2u);
+  EXPECT_EQ(asked->flushes, 1u);
+  EXPECT_EQ(scheduler().unfinished(), 0u);
+  EXPECT_FALSE(scheduler().next_questions());
+  EXPECT_FALSE(scheduler().next_step().has_value());
+}
+
+TEST_F(SchedulerStateWithQuestions, TheBlockManagerLearnsHowManyRun) {
+  submit({1, 2});
+  step({.admitted = {1}});
+  ask({1, 2}, 1);
+  EXPECT_EQ(scheduler().next_questions()->running, 1u);
+}
+
+TEST_F(SchedulerStateWithQuestions, WhatNeverFitsEndsWithTheErrorOfARequest) {
+  const auto asked = ask({1, 2}, 1);
+  answer(failure(Errc::never_fits, "too long"));
+  EXPECT_EQ(asked->reason, FinishReason::error);
+  EXPECT_EQ(asked->error.code, Errc::never_fits);
+  EXPECT_EQ(asked->error.text, "too long");
+  const auto longer = ask(std::vector<TokenId>(16, 1), 2);
+  EXPECT_EQ(longer->error.code, Errc::never_fits) << "than the model: nobody else is asked";
+  EXPECT_FALSE(scheduler().next_questions());
+}
+
+TEST_F(SchedulerStateWithQuestions, WhereARequestWouldBeRefusedBecauseTooMuchWaitsItIsLater) {
+  config_.max_queued_tokens = 4;
+  submit({1, 2, 3});
+  const auto short_one = ask({1}, 1), long_one = ask({1, 2}, 2);
+  answer(RoomStatus{AllocStatus::ok, 1, 9, 0});
+  answer(RoomStatus{AllocStatus::ok, 1, 9, 0});
+  EXPECT_EQ(short_one->room.status, AllocStatus::ok);
+  EXPECT_EQ(long_one->room.status, AllocStatus::later);
+}
+
+TEST_F(SchedulerStateWithQuestions, OneThatAnotherEngineHasIsForgotten) {
+  const auto lost = ask({1, 2, 3}, 1, true, true);
+  EXPECT_EQ(scheduler().unfinished(), 0u);
+  EXPECT_FALSE(scheduler().next_questions());
+  EXPECT_FALSE(lost->is_finished());
 }
 
 // -- requests that other engines take

@@ -159,6 +159,21 @@ const std::vector<ChannelOperation>& list() {
          s.client().allow_refusal(2);
        },
        [](Stage& s) { return s.engine().refuse(2), has_finished(s, 2); }},
+      {"a question is answered", engine, [](Stage& s) { a_taken(s, kQuestion); },
+       [](Stage& s) { return s.engine().answer(2), has_finished(s, 2); }},
+      {"takeover: of a question, and its answer", engine,
+       [](Stage& s) {
+         a_taken(s, kQuestion);
+         KV_CHECK(s.engine().request(2).sink->read());
+         s.replace_engine();
+       },
+       [](Stage& s) {
+         const bool took = receive(s, 3);
+         s.engine().adopt();
+         if (s.engine().has(2)) s.engine().answer(2);
+         return took;
+       },
+       true, takeovers_are_counted},
       {"admission, the first token", engine, nothing,
        [](Stage& s) { return s.engine().generate(1), s.engine().ring(), true; }},
       {"a token, a preemption", engine, nothing,

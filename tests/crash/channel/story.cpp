@@ -58,6 +58,7 @@ std::optional<std::uint32_t> number_of(const TakenRequest& taken) {
       taken.params.max_tokens == wanted.params.max_tokens &&
       taken.params.logprobs == wanted.params.logprobs &&
       taken.params.prompt_logprobs == wanted.params.prompt_logprobs &&
+      taken.params.only_asks == wanted.params.only_asks &&
       taken.params.stop == wanted.params.stop && taken.params.rules == wanted.params.rules &&
       (!wanted.params.has_seed || taken.params.sampling.seed == wanted.params.sampling.seed);
   return is_whole ? std::optional(number) : std::nullopt;
@@ -68,6 +69,13 @@ std::optional<std::uint32_t> number_of(const TakenRequest& taken) {
 bool has_rung(int engine_bell) {
   std::uint64_t rings = 0;
   return read(engine_bell, &rings, sizeof rings) == sizeof rings;
+}
+
+constexpr RoomStatus kRoom{AllocStatus::later, 1 << 20, 3 << 20, 1};
+bool is_room(const RoomStatus& room) {
+  return room.status == kRoom.status && room.needed_blocks == kRoom.needed_blocks &&
+         room.available_blocks == kRoom.available_blocks &&
+         room.cached_tokens == kRoom.cached_tokens;
 }
 
 std::string named(std::uint32_t number) { return "request " + std::to_string(number); }
@@ -90,6 +98,7 @@ ChannelRequest request_of(std::uint32_t number) {
   if (number % 3 == 2)
     request.params.rules = {
         .logit_bias = {{7, 1}}, .allowed_token_ids = {1, 2}, .bad_words = {"w"}};
+  request.params.only_asks = number == kQuestion;
   request.most_text_bytes = 64;
   return request;
 }
@@ -156,6 +165,8 @@ void StoryClient::check_end(const Open& open, const ChannelProgress& progress) {
   const bool is_right = [&] {
     if (progress.reason == FinishReason::length) return open.tokens == kStoryTokens;
     if (progress.reason == FinishReason::abort) return open.was_aborted;
+    if (progress.reason == FinishReason::room)
+      return open.number == kQuestion && is_room(progress.room);
     return progress.reason == FinishReason::error && open.may_be_refused &&
            !progress.error.text.empty();
   }();
@@ -322,6 +333,16 @@ void StoryEngine::refuse(std::uint32_t slot) {
   requests_.erase(slot);
 }
 
+void StoryEngine::answer(std::uint32_t slot) {
+  OutputSink& sink = *request(slot).sink;
+  if (sink.read()) {
+    sink.room(kRoom);
+    sink.finished(FinishReason::room, {}, {kPromptTokens, kRoom.cached_tokens, 0}, 0);
+  }
+  ring();
+  requests_.erase(slot);
+}
+
 bool StoryEngine::hear() {
   limits = {};
   most_bytes = ~std::size_t{0};
@@ -348,6 +369,10 @@ void StoryEngine::check_has_heard_all() {
 void StoryEngine::end_all() {
   for (std::uint32_t slot = 0; slot < kChannelSlots; ++slot) {
     if (!has(slot) || request(slot).number >= kPatient) continue;
+    if (request(slot).number == kQuestion) {
+      answer(slot);
+      continue;
+    }
     while (has(slot) && request(slot).tokens < kStoryTokens) {
       generate(slot);
       ring();

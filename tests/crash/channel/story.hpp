@@ -20,6 +20,7 @@ namespace kvhive::testing {
 
 inline constexpr std::uint32_t kStoryTokens = 4;  ///< of each request
 inline constexpr std::uint32_t kPatient = 100;
+inline constexpr std::uint32_t kQuestion = 10;   ///< this request only asks for room
 inline constexpr std::uint32_t kStorySlots = 5;  ///< no story uses the slots after them
 
 /// Odd numbers have a text prompt, even ones a prompt of tokens.
@@ -116,6 +117,8 @@ class StoryEngine {
   void preempt(std::uint32_t slot);
   void finish(std::uint32_t slot, FinishReason reason = FinishReason::length);
   void refuse(std::uint32_t slot);
+  /// Answers a request that only asks. If another engine has it, forgets it.
+  void answer(std::uint32_t slot);
   void ring() { channel_->ring(); }
   void end_all();  ///< all requests that it has and can end, a ring after each token
   /// Takes also what waits elsewhere.

@@ -117,6 +117,7 @@ TEST_F(ChannelTest, ARequestArrivesAsItWasSubmitted) {
   request.params.cache_salt = std::string("a\0b", 3) + std::string(kSaltBytes - 3, 's');
   request.params.adapter = std::string(kAdapterBytes, 'a');
   request.params.include_stop = true;
+  request.params.only_asks = true;
   request.params.rules = {.presence_penalty = -2,
                           .frequency_penalty = 1.5f,
                           .repetition_penalty = 1.1f,
@@ -145,6 +146,7 @@ TEST_F(ChannelTest, ARequestArrivesAsItWasSubmitted) {
   EXPECT_EQ(taken.params.cache_salt, request.params.cache_salt);
   EXPECT_EQ(taken.params.adapter, request.params.adapter);
   EXPECT_TRUE(taken.params.include_stop);
+  EXPECT_TRUE(taken.params.only_asks);
   EXPECT_EQ(taken.params.rules, request.params.rules);
 }
 
