@@ -5,7 +5,7 @@
 namespace kvhive {
 
 std::string Detokenizer::push(TokenId token) {
-  if (tokenizer_->is_special(token)) return {};
+  if (tokenizer_->is_special(token) && special_ == SpecialTokens::left_out) return {};
   auto bytes = tokenizer_->token_bytes(token);
   if (bytes.empty()) return {};
   if (at_start_ && tokenizer_->strips_leading_space() && bytes.front() == ' ')
@@ -14,8 +14,9 @@ std::string Detokenizer::push(TokenId token) {
   return stream_.push(bytes);
 }
 
-std::string decode(const Tokenizer& tokenizer, std::span<const TokenId> tokens) {
-  Detokenizer detokenizer(tokenizer);
+std::string decode(const Tokenizer& tokenizer, std::span<const TokenId> tokens,
+                   SpecialTokens special) {
+  Detokenizer detokenizer(tokenizer, special);
   std::string text;
   for (const TokenId token : tokens) text += detokenizer.push(token);
   return text + detokenizer.finish();

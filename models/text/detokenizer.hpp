@@ -1,6 +1,7 @@
 #pragma once
 // Tokens to text as they are generated.
 
+#include <cstdint>
 #include <span>
 #include <string>
 
@@ -11,12 +12,16 @@ namespace kvhive {
 
 class Tokenizer;
 
+/// What becomes of special tokens, such as the one that begins a text.
+enum class SpecialTokens : std::uint8_t { left_out, kept };
+
 /// Streams one sequence. Each piece is valid UTF-8; a character whose bytes are spread over tokens
 /// appears with its last one. The pieces and finish() concatenate to decode() of all tokens.
 class Detokenizer {
  public:
   /// \param tokenizer  must outlive this
-  explicit Detokenizer(const Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
+  explicit Detokenizer(const Tokenizer& tokenizer, SpecialTokens special = SpecialTokens::left_out)
+      : tokenizer_(&tokenizer), special_(special) {}
 
   std::string push(TokenId token);
   /// What is left when no token will follow: U+FFFD for a character cut short.
@@ -24,11 +29,13 @@ class Detokenizer {
 
  private:
   const Tokenizer* tokenizer_;
+  SpecialTokens special_;
   Utf8Stream stream_;
   bool at_start_ = true;
 };
 
-/// The text of tokens, special ones left out. Always valid UTF-8.
-std::string decode(const Tokenizer& tokenizer, std::span<const TokenId> tokens);
+/// The text of tokens. Always valid UTF-8.
+std::string decode(const Tokenizer& tokenizer, std::span<const TokenId> tokens,
+                   SpecialTokens special = SpecialTokens::left_out);
 
 }  // namespace kvhive

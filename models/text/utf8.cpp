@@ -56,6 +56,13 @@ std::optional<std::size_t> first_invalid_utf8(std::string_view text) {
   return std::nullopt;
 }
 
+std::size_t characters(std::string_view text) {
+  const auto begins_one = [](char byte) {
+    return (static_cast<unsigned char>(byte) & 0xC0) != 0x80;
+  };
+  return static_cast<std::size_t>(std::ranges::count_if(text, begins_one));
+}
+
 std::string utf8_of(char32_t code_point) {
   const auto tail = [&](int shift) {
     return static_cast<char>(0x80 | (code_point >> shift & 0x3F));

@@ -27,6 +27,9 @@ Utf8Head utf8_head(std::string_view text);
 /// Offset of the first byte that is not valid UTF-8.
 std::optional<std::size_t> first_invalid_utf8(std::string_view text);
 
+/// How many code points a valid text has.
+std::size_t characters(std::string_view text);
+
 std::string utf8_of(char32_t code_point);
 
 /// Unicode's White_Space property.

@@ -48,8 +48,13 @@ class HttpServerTest : public ::testing::Test {
 
   static constexpr std::size_t kLong = std::size_t{3} << 20;
 
+  static constexpr int kEvents = 4'000;
+  static constexpr std::size_t kEventBytes = 10'000;
+
   int gone_ = 0;
   std::promise<void> one_is_gone_;
+  int times_full_ = 0;
+  std::promise<int> events_when_full_;
 
  private:
   void handle(const std::shared_ptr<Exchange>& exchange) {
@@ -60,15 +65,20 @@ class HttpServerTest : public ::testing::Test {
     if (path == "/well") return exchange->answer({200, "well", "text/plain", {}});
     if (path == "/long") return exchange->answer({200, std::string(kLong, 'a'), "text/plain", {}});
     if (path == "/never") return waiting_.push_back(exchange);
-    if (path == "/begun" || path == "/stream") exchange->begin_events({});
-    if (path == "/stream") return go_on(exchange, 10'000);
+    if (path == "/begun" || path == "/stream" || path == "/large") exchange->begin_events({});
+    if (path == "/stream") return go_on(exchange, kEvents);
+    if (path == "/large") return exchange->send_event(std::string(kLong, 'a')), exchange->end();
     throw std::runtime_error("a mistake");
   }
 
   void go_on(const std::shared_ptr<Exchange>& exchange, int events) {
-    exchange->send_event(std::string(10'000, 'a'));
-    if (events > 1 && !exchange->is_gone())
-      boost::asio::post(loop_, [=, this] { go_on(exchange, events - 1); });
+    exchange->send_event(std::string(kEventBytes, 'a'));
+    if (exchange->is_gone()) return;
+    if (events == 1) return exchange->end();
+    const auto next = [=, this] { go_on(exchange, events - 1); };
+    if (!exchange->is_full()) return boost::asio::post(loop_, next);
+    if (times_full_++ == 0) events_when_full_.set_value(kEvents - events);
+    exchange->on_room = next;
   }
 
   boost::asio::io_context loop_{1};
@@ -176,12 +186,42 @@ TEST_F(HttpServerTest, BodiesTakeSoMuchMemoryAndNoMore) {
 }
 
 /// The kernel takes some of it first.
-TEST_F(HttpServerTest, AStreamThatIsNotReadEndsWhenItHasGrown) {
-  serve({.unread_bytes = 100'000, .for_writing = std::chrono::seconds(600)});
+TEST_F(HttpServerTest, AStreamThatIsNotReadWaitsAndEndsAfterAWhile) {
+  serve({.unread_bytes = 100'000, .for_writing = std::chrono::seconds(1)});
   HttpClient client = connect();
   client.send(get("/stream"));
-  EXPECT_EQ(one_is_gone_.get_future().wait_for(std::chrono::seconds(20)),
+  EXPECT_EQ(one_is_gone_.get_future().wait_for(std::chrono::seconds(60)),
             std::future_status::ready);
+  EXPECT_EQ(times_full_, 1);
+}
+
+TEST_F(HttpServerTest, AStreamThatIsReadLateComesWhole) {
+  serve({.unread_bytes = 100'000});
+  HttpClient client = connect();
+  client.send(get("/stream"));
+  const int events = events_when_full_.get_future().get();
+  EXPECT_LT(events, kEvents / 2) << "what it would take without a limit";
+  const auto reply = client.receive();
+  ASSERT_TRUE(reply);
+  EXPECT_EQ(reply->events().size(), std::size_t{kEvents});
+  EXPECT_EQ(reply->body.size(), kEvents * (kEventBytes + std::string_view("data: \n\n").size()));
+  EXPECT_GT(times_full_, 1);
+  EXPECT_EQ(gone_, 0);
+}
+
+/// They are whole before anybody can be asked to wait.
+TEST_F(HttpServerTest, LongEventsThatNobodyReadsTakeSoMuchMemoryAndNoMore) {
+  serve({.all_body_bytes = 2 * kLong + 1'000});
+  std::vector<HttpClient> mute;
+  for (int i = 0; i < 2; ++i) {
+    mute.push_back(connect());
+    mute.back().send(get("/large"));
+    ASSERT_TRUE(mute.back().receive_until("aaaa"));
+  }
+  EXPECT_FALSE(ask(get("/large")).has_value());
+  EXPECT_EQ(ask(get("/well"))->body, "well");
+  for (HttpClient& client : mute) EXPECT_EQ(client.receive()->events().size(), 1u);
+  EXPECT_EQ(ask(get("/large"))->events().size(), 1u);
 }
 
 /// Its answer's room is another's then.

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <set>
 
+#include "models/text/utf8.hpp"
 #include "tests/serve/metrics/exposition_parser.hpp"
 #include "tests/serve/served.hpp"
 #include "tests/support/demo_adapter.hpp"
@@ -238,6 +239,45 @@ TEST_F(ServiceTest, ARepeatedPromptIsScored) {
   EXPECT_EQ(first["top_logprobs"][prompt - 1], logprobs["top_logprobs"][prompt - 1]);
 }
 
+std::u32string code_points(const std::string& text) {
+  std::u32string all;
+  for (std::string_view left = text; !left.empty();) {
+    const Utf8Head head = utf8_head(left);
+    all += head.code_point;
+    left.remove_prefix(head.bytes);
+  }
+  return all;
+}
+
+/// In characters, as clients count in their strings; special tokens and the first bytes of a
+/// character have no text yet.
+TEST_F(ServiceTest, TextOffsetsCountCharactersAlsoWhereTokensArePartsOfThem) {
+  Json request = completion("Größe und Maß, naïve café: the Lord", 60);
+  request["echo"] = true;
+  request["logprobs"] = 0;
+  request["temperature"] = 1;
+  request["seed"] = 3;
+  Json bytes = Json::array();  // tokens of single bytes: most are no whole characters
+  for (TokenId token = 128; token < 256; ++token) bytes.push_back(token);
+  for (const bool are_parts : {false, true}) {
+    if (are_parts) request["allowed_token_ids"] = bytes;
+    const Json choice = service_.ask(post(kCompletions, request.dump())).json()["choices"][0];
+    const Json& logprobs = choice["logprobs"];
+    const std::u32string text = code_points(choice["text"]);
+    std::size_t seen = 0;
+    for (std::size_t i = 0; i < logprobs["tokens"].size(); ++i) {
+      const std::size_t offset = logprobs["text_offset"][i];
+      EXPECT_GE(offset, seen);
+      ASSERT_LE(offset, text.size());
+      seen = offset;
+      const std::u32string token = code_points(logprobs["tokens"][i]);
+      const bool is_whole = token.find(U'\ufffd') == std::u32string::npos;
+      EXPECT_TRUE(i == 0 || !is_whole || text.substr(offset, token.size()) == token) << i;
+    }
+    EXPECT_GE(seen + 4, text.size()) << "the last token is at the end";
+  }
+}
+
 /// Its JSON is made in another thread, and what the engine sends meanwhile comes behind it.
 TEST_F(ServiceTest, ALongScoredPromptIsToldWholeAndInOrder) {
   Json request = completion("", 40);
@@ -459,6 +499,25 @@ TEST_F(ServiceTest, TokensOfATextGiveTheTextAgain) {
   EXPECT_EQ(text["prompt"], "And God said");
 }
 
+/// As vLLM does.
+TEST_F(ServiceTest, TokensAreToldOfThisModelAndAllOfThem) {
+  const Json tokens = service_.ask(post("/tokenize", R"({"prompt": "And"})")).json()["tokens"];
+  const Json text = service_.ask(post("/detokenize", Json{{"tokens", tokens}}.dump())).json();
+  EXPECT_THAT(text["prompt"].get<std::string>(), ::testing::EndsWith(">And")) << "the first, too";
+  for (const char* path : {"/tokenize", "/detokenize"}) {
+    const HttpReply reply =
+        service_.ask(post(path, Json{{"model", "nope"}, {"prompt", "a"}, {"tokens", {1}}}.dump()));
+    EXPECT_EQ(reply.status, 404) << path;
+    EXPECT_THAT(reply.body, HasSubstr("'nope' does not exist"));
+  }
+  for (const int unknown : {99999, -1}) {
+    const HttpReply reply =
+        service_.ask(post("/detokenize", Json{{"tokens", {300, unknown}}}.dump()));
+    EXPECT_EQ(reply.status, 400);
+    EXPECT_EQ(reply.json()["error"]["param"], "tokens");
+  }
+}
+
 TEST_F(ServiceTest, WhatIsWrongIsNamedInOpenAisForm) {
   const struct {
     std::string body;
@@ -599,6 +658,33 @@ TEST_F(ServiceTest, OneConnectionCarriesManyRequests) {
 }
 
 /// While it is generated, and while it waits.
+/// Engines write faster than anybody reads; what is not read waits in the channels.
+TEST_F(ServiceTest, StreamsOfManyAndLongAnswersComeWholeToWhoReadsLate) {
+  Json echoed = completion(passage(0, 9'000), 2);
+  echoed.update({{"echo", true}, {"n", 128}, {"stream", true}, {"temperature", 1}});
+  Json scored = completion("In the beginning", 200);
+  scored.update({{"n", 8}, {"logprobs", 20}, {"stream", true}, {"ignore_eos", true}});
+  scored["temperature"] = 1;
+  for (const auto& [request, answers] : {std::pair(echoed, 128u), {scored, 8u}}) {
+    HttpClient client = service_.connect();
+    client.send(post(kCompletions, request.dump()));
+    ASSERT_TRUE(client.receive_until("data: "));
+    ASSERT_TRUE(eventually([&] { return running_in(daemon_) == 0; })) << "engines wait for nobody";
+    const auto reply = client.receive();
+    ASSERT_TRUE(reply) << answers;
+    const auto events = reply->events();
+    EXPECT_EQ(events.back(), "[DONE]");
+    std::size_t ended = 0;
+    for (const std::string& event : events) {
+      if (event == "[DONE]") continue;
+      const Json json = Json::parse(event);
+      for (const Json& choice : json["choices"]) ended += !choice["finish_reason"].is_null();
+    }
+    EXPECT_EQ(ended, answers);
+  }
+  EXPECT_EQ(running_in(daemon_), 0u);
+}
+
 TEST_F(ServiceTest, ARequestWhoseClientGoesIsEnded) {
   for (const bool is_streamed : {true, false}) {
     HttpClient client = service_.connect();
@@ -641,6 +727,45 @@ TEST_F(ServiceTest, TooLargeABodyIsRefusedByItsLengthAlone) {
   EXPECT_EQ(reply->status, 413);
   EXPECT_THAT(reply->json()["error"]["message"].get<std::string>(), HasSubstr("--max-body-bytes"));
   EXPECT_TRUE(client.is_ended());
+}
+
+TEST_F(ServiceTest, AnErrorHasItsCallersId) {
+  const auto refused = [&](const std::string& id) {
+    return service_.ask(post(kCompletions, "{}", "X-Request-Id: " + id + "\r\n")).head;
+  };
+  EXPECT_THAT(refused("mine-7"), HasSubstr("X-Request-Id: mine-7\r\n"));
+  EXPECT_THAT(refused("a b"), Not(HasSubstr("X-Request-Id")));
+  EXPECT_THAT(service_.ask(post("/nowhere", "", "X-Request-Id: x\r\n")).head,
+              HasSubstr("X-Request-Id: x"));
+}
+
+TEST_F(ServiceTest, AProxysFormOfATargetIsUnderstoodAndItsHostCounts) {
+  const auto status = [&](const std::string& target, const std::string& host) {
+    return service_.ask("GET " + target + " HTTP/1.1\r\nHost: " + host + "\r\n\r\n").status;
+  };
+  EXPECT_EQ(status("http://localhost/version", "localhost"), 200);
+  EXPECT_EQ(status("http://localhost", "localhost"), 200) << "the page";
+  EXPECT_EQ(status("http://evil.example/version", "localhost"), 403);
+  EXPECT_EQ(status("/version", "evil.example"), 403);
+  EXPECT_EQ(status("/http://localhost/version", "localhost"), 404);
+}
+
+TEST_F(ServiceTest, WhatIsCodedOtherwiseIsNotTakenForTheBody) {
+  const std::string body = completion("In", 1).dump();
+  const auto status = [&](const std::string& headers) {
+    return service_
+        .ask("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n" + headers + "\r\n\r\n" + body)
+        .status;
+  };
+  const std::string length = "Content-Length: " + std::to_string(body.size());
+  EXPECT_EQ(status("Content-Encoding: identity\r\n" + length), 200);
+  EXPECT_EQ(status("Content-Encoding: gzip\r\n" + length), 415);
+  EXPECT_EQ(status("Transfer-Encoding: gzip, chunked"), 501);
+  // HTTP/1.0 knows no "100 Continue".
+  HttpClient old = service_.connect();
+  old.send("POST /v1/completions HTTP/1.0\r\nHost: localhost\r\nExpect: 100-continue\r\n" + length +
+           "\r\n\r\n" + body);
+  EXPECT_EQ(old.receive()->status, 200);
 }
 
 TEST_F(ServiceTest, WhatIsNoHttpIsRefused) {

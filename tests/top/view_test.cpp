@@ -97,6 +97,22 @@ TEST(TopView, ASilentKeeperIsSaidAndTheNumbersGoOn) {
   EXPECT_NE(text.find("prompt 2,000/s"), std::string::npos) << text;
 }
 
+/// Shares are rounded down; what that leaves over is nobody's free block.
+TEST(TopView, TheBarShowsWhatThereIsAndNothingElse) {
+  Snapshot snapshot = sample_snapshot();
+  const auto bar = [&](const TierReport& tier) {
+    snapshot.pool.tiers[0] = tier;
+    const std::string text = draw(snapshot, {}, {80, 24});
+    const std::size_t begin = text.find('[') + 1;
+    return text.substr(begin, text.find(']') - begin);
+  };
+  EXPECT_EQ(bar({.blocks = 2047, .filling = 1, .held = 1600, .idle = 446}),
+            "F" + std::string(28, 'H') + std::string(7, 'I'));
+  EXPECT_EQ(bar({.blocks = 2047, .free = 2046, .retired = 1}), "X" + std::string(35, '.'));
+  EXPECT_EQ(bar({.blocks = 2047, .free = 1, .held = 2046}), std::string(35, 'H') + ".");
+  EXPECT_EQ(bar({.blocks = 2047, .idle = 2047}), std::string(36, 'I'));
+}
+
 TEST(TopView, AnEngineThatDoesNotServeIsMarked) {
   const std::string text = draw(sample_snapshot(), {}, {80, 24});
   EXPECT_NE(text.find("1 ! stopped"), std::string::npos) << text;

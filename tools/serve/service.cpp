@@ -33,15 +33,10 @@ HttpAnswer json_answer(const Json& body) {
   return {200, body.dump(-1, ' ', false, Json::error_handler_t::replace), "application/json", {}};
 }
 
-/// Of the caller's own id if it has sent a decent one, else of 128 random bits: nobody guesses
+/// Of the caller's own id, else of 128 random bits: nobody guesses
 /// another's.
 std::string id_of(const std::string& prefix, const HttpRequest& request) {
-  const std::string_view given = request.header("X-Request-Id");
-  const auto is_decent = [](unsigned char letter) {
-    return std::isalnum(letter) != 0 || letter == '-' || letter == '_' || letter == '.';
-  };
-  if (!given.empty() && given.size() <= 128 && std::all_of(given.begin(), given.end(), is_decent))
-    return prefix + std::string(given);
+  if (const auto given = request.id(); !given.empty()) return prefix + std::string(given);
   static std::random_device device;
   return prefix + fmt::format("{:08x}{:08x}{:08x}{:08x}", device(), device(), device(), device());
 }
@@ -154,7 +149,7 @@ bool Service::Route::is_of(std::string_view asked) const {
 
 /// All that can be asked for, for those who ask for something else.
 std::string Service::paths() {
-  std::string all = "/";
+  std::string all = "/, /hive.json";
   for (const Route& route : routes()) all += ", " + std::string(route.path);
   return all;
 }
@@ -464,8 +459,10 @@ struct ToTokenize {
 
 namespace {
 
-tl::expected<ToTokenize, ApiError> parse_tokenize(const nlohmann::json& body) {
+tl::expected<ToTokenize, ApiError> parse_tokenize(const nlohmann::json& body,
+                                                  const ServedModel& model) {
   Fields fields(body);
+  read_model(fields, model);
   ToTokenize asked;
   asked.is_chat = fields.has("messages");
   if (asked.is_chat) check_messages(fields);
@@ -474,7 +471,7 @@ tl::expected<ToTokenize, ApiError> parse_tokenize(const nlohmann::json& body) {
   asked.with_texts = fields.boolean("return_token_strs", false);
   if (!asked.is_chat) asked.prompt = fields.text("prompt", "");
   know_template_fields(fields);
-  for (const char* name : {"model", "tools"}) fields.know(name);
+  fields.know("tools");
   if (fields.error()) return tl::unexpected(*fields.error());
   asked.unknown_fields = fields.unknown();
   return asked;
@@ -485,11 +482,16 @@ struct ToDetokenize {
   Fields::Unknown unknown_fields;
 };
 
-tl::expected<ToDetokenize, ApiError> parse_detokenize(const nlohmann::json& body) {
+tl::expected<ToDetokenize, ApiError> parse_detokenize(const nlohmann::json& body,
+                                                      const ServedModel& model) {
   Fields fields(body);
+  read_model(fields, model);
   if (!fields.has("tokens")) fields.fail("tokens", "is missing; give a list of token ids");
   ToDetokenize asked{fields.tokens("tokens", std::size_t{1} << 20), {}};
-  fields.know("model");
+  for (const TokenId token : asked.tokens)
+    if (token < 0 || token >= model.tokenizer.vocab_size())
+      fields.fail("tokens", fmt::format("has {}; the tokenizer has tokens 0 to {}", token,
+                                        model.tokenizer.vocab_size() - 1));
   if (fields.error()) return tl::unexpected(*fields.error());
   asked.unknown_fields = fields.unknown();
   return asked;
@@ -498,7 +500,10 @@ tl::expected<ToDetokenize, ApiError> parse_detokenize(const nlohmann::json& body
 }  // namespace
 
 void Service::tokenize(const std::shared_ptr<Exchange>& exchange) {
-  parse(exchange, parse_tokenize, [this, exchange, serving = serving_](ToTokenize asked) {
+  const auto read = [serving = serving_](const nlohmann::json& body) {
+    return parse_tokenize(body, serving->model());
+  };
+  parse(exchange, read, [this, exchange, serving = serving_](ToTokenize asked) {
     on_tokenize(exchange, serving, std::move(asked));
   });
 }
@@ -528,13 +533,17 @@ void Service::on_tokenize(const std::shared_ptr<Exchange>& exchange, const Servi
 }
 
 void Service::detokenize(const std::shared_ptr<Exchange>& exchange) {
-  parse(exchange, parse_detokenize, [this, exchange, serving = serving_](ToDetokenize asked) {
+  const auto read = [serving = serving_](const nlohmann::json& body) {
+    return parse_detokenize(body, serving->model());
+  };
+  parse(exchange, read, [this, exchange, serving = serving_](ToDetokenize asked) {
     unknown_fields_.add(asked.unknown_fields);
     const std::size_t bytes = asked.tokens.size() * sizeof(TokenId);
     in_the_background(
         exchange, bytes,
         [serving, tokens = std::move(asked.tokens)] {
-          return json_answer({{"prompt", decode(serving->model().tokenizer, tokens)}});
+          return json_answer(
+              {{"prompt", decode(serving->model().tokenizer, tokens, SpecialTokens::kept)}});
         },
         [exchange](HttpAnswer text) { exchange->answer(std::move(text)); });
   });

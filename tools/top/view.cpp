@@ -115,16 +115,20 @@ class TopPainter {
     const std::vector<MapCategory> states = state_categories();
     const std::array<std::uint64_t, 6> counts = {t.free,   t.filling, t.held - t.shared,
                                                  t.shared, t.idle,    t.retired};
+    // What there is at all shows, and what is not does not: the most pays for both.
+    std::array<std::size_t, 6> cells{};
+    std::size_t sum = 0;
+    for (std::size_t state = 0; state < cells.size(); ++state) {
+      if (counts[state] == 0) continue;
+      const double part = share(counts[state], t.blocks) * static_cast<double>(room);
+      sum += cells[state] = std::max<std::size_t>(1, static_cast<std::size_t>(part));
+    }
+    const auto most = static_cast<std::size_t>(std::ranges::max_element(counts) - counts.begin());
+    cells[most] = cells[most] + room > sum ? cells[most] + room - sum : 0;
     std::size_t end = column;
-    const auto put = [&](std::size_t state) {
-      // What there is at all shows.
-      std::size_t cells =
-          static_cast<std::size_t>(share(counts[state], t.blocks) * static_cast<double>(room));
-      if (counts[state] != 0 && cells == 0) cells = 1;
-      for (; cells != 0 && end < column + room; --cells) letter(end++, states[state]);
-    };
-    for (const std::size_t state : {1, 2, 3, 5, 4}) put(state);
-    while (end < column + room) letter(end++, states[0]);
+    for (const std::size_t state : {1, 2, 3, 5, 4, 0})
+      for (std::size_t i = 0; i < cells[state] && end < column + room; ++i)
+        letter(end++, states[state]);
   }
 
   void letter(std::size_t column, const MapCategory& category) {

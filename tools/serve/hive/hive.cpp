@@ -28,6 +28,7 @@ Hive::Hive(asio::io_context& loop, Daemon daemon, Limits limits, std::string dom
 
 Hive::~Hive() {
   *is_alive_ = false;
+  for (const auto& lane : lanes_) lane->close();
   opener_.join();
 }
 
@@ -62,6 +63,16 @@ void Hive::cancel(Key key) {
     gone.lane->discard(gone.request);
   }
   start_waiting();
+}
+
+void Hive::hold(Key key) {
+  if (const auto found = running_.find(key); found != running_.end())
+    found->second.lane->hold(found->second.request);
+}
+
+void Hive::go_on(Key key) {
+  if (const auto found = running_.find(key); found != running_.end())
+    found->second.lane->go_on(found->second.request);
 }
 
 void Hive::count_adapters(std::map<std::string, OfAdapter>& counts) const {

@@ -58,6 +58,9 @@ class Hive {
   Key submit(GenerateRequest request, ModelId model, Lane::Listener listener);
   /// Ends a request. Nothing more is told of it.
   void cancel(Key key);
+  /// Nothing is told of a request that runs until go_on(): what it gives stays in its channel.
+  void hold(Key key);
+  void go_on(Key key);
 
   /// Calls `answer` once it is known whether a daemon serves, or why not.
   using Answer = std::function<void(const Result<void>&)>;

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 
+#include <boost/asio/post.hpp>
 #include <utility>
 #include <vector>
 
@@ -35,6 +36,7 @@ Result<RequestId> Lane::submit(const GenerateRequest& request, Listener listener
 
 void Lane::discard(RequestId request) {
   if (listeners_.erase(request) == 0) return;
+  held_.erase(request);
   client_.discard(request);
   has_discarded_ = true;
 }
@@ -45,23 +47,35 @@ void Lane::on_news() {
   std::vector<RequestId> requests;
   for (const auto& [request, listener] : listeners_) requests.push_back(request);
   bool has_room = has_discarded_;  // perhaps: nothing is told of what was discarded
-  for (const RequestId request : requests) {
-    const auto found = listeners_.find(request);
-    if (found == listeners_.end()) continue;  // discarded by another's listener
-    const auto news = client_.read(request);
-    if (!news) continue;
-    const bool has_ended = news->reason != Finish::none;
-    const Listener listener = found->second;
-    if (has_ended) listeners_.erase(found);
-    has_room |= has_ended;
-    listener(*news);
-  }
+  for (const RequestId request : requests) has_room |= read(request);
   if (!woken) return lose(woken.error());
   if (has_room) on_change_(*this);
 }
 
+/// Tells what is new of a request. Whether it has ended.
+bool Lane::read(RequestId request) {
+  const auto found = listeners_.find(request);
+  // Another's listener may have discarded it, or had it held.
+  if (found == listeners_.end() || held_.contains(request)) return false;
+  const auto news = client_.read(request);
+  if (!news) return false;
+  const bool has_ended = news->reason != Finish::none;
+  const Listener listener = found->second;
+  if (has_ended) listeners_.erase(found);
+  listener(*news);
+  return has_ended;
+}
+
+void Lane::go_on(RequestId request) {
+  if (held_.erase(request) == 0) return;
+  asio::post(news_.get_executor(), [self = shared_from_this(), request] {
+    if (self->news_.is_open() && !self->is_lost_ && self->read(request)) self->on_change_(*self);
+  });
+}
+
 void Lane::lose(const ClientError& why) {
   is_lost_ = true;
+  held_.clear();
   for (const auto& [request, listener] : std::exchange(listeners_, {})) {
     Progress end;
     end.request = request;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 
 #include "kvhive/client.hpp"
 
@@ -26,6 +27,9 @@ class Lane : public std::enable_shared_from_this<Lane> {
   Result<RequestId> submit(const GenerateRequest& request, Listener listener);
   /// Nothing more is told of it.
   void discard(RequestId request);
+  /// Nothing is told of it until go_on(): what it gives meanwhile stays in the channel.
+  void hold(RequestId request) { held_.insert(request); }
+  void go_on(RequestId request);
 
   /// Gives the channel back, as soon as nobody has the lane any more. It must be idle.
   void close() { news_.close(); }
@@ -38,6 +42,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
  private:
   void watch();
   void on_news();
+  bool read(RequestId request);
   void lose(const ClientError& why);
 
   boost::asio::posix::stream_descriptor news_;
@@ -45,6 +50,7 @@ class Lane : public std::enable_shared_from_this<Lane> {
   const std::uint64_t model_;
   OnChange on_change_;
   std::map<RequestId, Listener> listeners_;
+  std::set<RequestId> held_;
   std::size_t bytes_;
   bool is_lost_ = false;
   bool has_discarded_ = false;  ///< requests, since the last one was submitted

@@ -19,10 +19,10 @@ struct HttpLimits {
   std::size_t connections = 8192;
   std::size_t header_bytes = 16384;
   std::size_t body_bytes = std::size_t{8} << 20;
-  /// Of all bodies together that are being received or answered, and of whole answers that are
-  /// being sent.
+  /// Of all bodies together that are being received or answered, and of whole answers and long
+  /// events that are being sent.
   std::size_t all_body_bytes = std::size_t{256} << 20;
-  /// Of an answer that its client does not read; then it is taken to have gone.
+  /// Of a stream that its client does not read; then what comes next waits.
   std::size_t unread_bytes = 256 << 10;
   /// The kernel's room for an answer. By default a client that never reads costs 4 MiB of it.
   int send_buffer_bytes = 64 << 10;

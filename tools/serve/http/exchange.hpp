@@ -21,6 +21,8 @@ struct HttpRequest {
 
   /// The first of that name, whatever its case; empty = there is none.
   std::string_view header(std::string_view name) const;
+  /// What its caller calls it (X-Request-Id): letters, digits, "-_.", at most 128; empty = nothing.
+  std::string_view id() const;
 };
 
 struct HttpAnswer {
@@ -50,6 +52,8 @@ class Exchange {
   /// A comment, so that nobody between takes the silence for an end.
   virtual void keep_alive() = 0;
   virtual void end() = 0;
+  /// Much of the stream is not read yet: what comes next waits until on_room is called.
+  virtual bool is_full() const = 0;
 
   /// When the request had come whole.
   std::chrono::system_clock::time_point arrived;
@@ -61,7 +65,9 @@ class Exchange {
   std::size_t key_number = 0;  ///< 0 = none
   /// What answers it, for the statistics: one of a fixed set of names, which live for ever.
   std::string_view handler = "none";
-  /// Called once if the client goes, or reads too slowly, before it was answered to the end.
+  /// Called once when a stream that was full has room again.
+  std::function<void()> on_room;
+  /// Called once if the client goes, or does not read, before it was answered to the end.
   std::function<void()> on_gone;
   /// Called if the service ends before it was answered; it is answered then. Null = what has not
   /// been answered gets a plain refusal.

@@ -7,6 +7,7 @@
 #include <boost/asio/write.hpp>
 #include <boost/beast/http/read.hpp>
 #include <boost/beast/http/status.hpp>
+#include <cctype>
 #include <cerrno>
 #include <cstdio>
 #include <utility>
@@ -25,6 +26,14 @@ std::string_view HttpRequest::header(std::string_view name) const {
                           beast::string_view(name.data(), name.size()));
   });
   return found == headers.end() ? std::string_view() : std::string_view(found->second);
+}
+
+std::string_view HttpRequest::id() const {
+  const std::string_view given = header("X-Request-Id");
+  const auto is_decent = [](unsigned char letter) {
+    return std::isalnum(letter) != 0 || letter == '-' || letter == '_' || letter == '.';
+  };
+  return given.size() <= 128 && std::ranges::all_of(given, is_decent) ? given : std::string_view();
 }
 
 namespace {
@@ -47,12 +56,20 @@ std::string head_of(int status, const HttpHeaders& headers) {
 HttpRequest plain(const http::request<http::string_body>& parsed) {
   HttpRequest request;
   request.method = std::string(parsed.method_string());
-  const std::string target(parsed.target());
+  std::string target(parsed.target());
+  for (const auto& field : parsed)
+    request.headers.emplace_back(std::string(field.name_string()), std::string(field.value()));
+  // As proxies are asked: then the target's host counts.
+  if (const std::size_t scheme = target.find("://");
+      scheme != std::string::npos && target.front() != '/') {
+    const std::size_t path = std::min(target.find('/', scheme + 3), target.size());
+    for (auto& [name, value] : request.headers)
+      if (beast::iequals(name, "host")) value = target.substr(scheme + 3, path - scheme - 3);
+    target = path == target.size() ? "/" : target.substr(path);
+  }
   const std::size_t query = target.find('?');
   request.path = target.substr(0, query);
   if (query != std::string::npos) request.query = target.substr(query + 1);
-  for (const auto& field : parsed)
-    request.headers.emplace_back(std::string(field.name_string()), std::string(field.value()));
   return request;
 }
 
@@ -107,8 +124,15 @@ void Session::close() {
   reserve(0);
   beast::error_code ignored;
   stream_.socket().close(ignored);
+  const auto gone = std::exchange(on_gone, nullptr);
+  forget_callbacks();
+  if (gone) gone();
+}
+
+void Session::forget_callbacks() {
+  on_gone = nullptr;
+  on_room = nullptr;
   on_end_of_service = nullptr;
-  if (const auto gone = std::exchange(on_gone, nullptr)) gone();
 }
 
 void Session::dismiss() {
@@ -143,7 +167,18 @@ void Session::on_header(ErrorCode error) {
   if (error) return refuse(error);
   move_to(connections_.reading);  // who sends something is not the one that has waited longest
   stream_.expires_after(connections_.limits.for_body);
-  const bool asks_first = beast::iequals(parser_->get()[http::field::expect], "100-continue");
+  const auto& head = parser_->get();
+  // What is encoded otherwise is not understood; to take it for the body would be wrong.
+  if (!head[http::field::transfer_encoding].empty() &&
+      !beast::iequals(head[http::field::transfer_encoding], "chunked"))
+    return refuse(501,
+                  "a body comes in chunks (Transfer-Encoding: chunked) or has a length; no "
+                  "other transfer coding is known");
+  if (const auto coding = head[http::field::content_encoding];
+      !coding.empty() && !beast::iequals(coding, "identity"))
+    return refuse(415, "the body has a Content-Encoding; send it as it is");
+  const bool asks_first =
+      head.version() >= 11 && beast::iequals(head[http::field::expect], "100-continue");
   const auto announced = parser_->content_length();  // none of a body in chunks
   const bool is_short = parser_->is_done() || (announced && *announced <= kSmallBody);
   if ((asks_first || !is_short) && is_answered_by_head()) return;
@@ -285,10 +320,11 @@ void Session::answer(HttpAnswer answer) {
     reserve(reserved_ + answer.body.size());
   }
   count(answer.status);
-  on_gone = nullptr;
-  on_end_of_service = nullptr;
+  forget_callbacks();
   HttpHeaders all = std::move(answer.headers);
   all.insert(all.end(), headers.begin(), headers.end());
+  if (const auto id = request_.id(); answer.status >= 400 && !id.empty())
+    all.emplace_back("X-Request-Id", id);
   if (!answer.content_type.empty()) all.emplace_back("Content-Type", answer.content_type);
   all.emplace_back("Content-Length", std::to_string(answer.body.size()));
   keeps_open_ &= !connections_.is_ending;
@@ -326,8 +362,7 @@ void Session::keep_alive() {
 
 void Session::end() {
   if (state_ != State::answering) return;
-  on_gone = nullptr;
-  on_end_of_service = nullptr;
+  forget_callbacks();
   state_ = State::ended;
   send(is_chunked_ ? "0\r\n\r\n" : "");
 }
@@ -337,10 +372,16 @@ void Session::count(int status) {
   if (!std::exchange(is_counted_, true)) connections_.counts.add(handler, request_.method, status);
 }
 
+bool Session::is_full() const { return unread() > connections_.limits.unread_bytes; }
+
+/// Long events of streams that are not read count with the bodies.
 void Session::send(std::string bytes) {
+  if (state_ == State::answering && bytes.size() > kAtATime) {
+    if (connections_.reserved + bytes.size() > connections_.limits.all_body_bytes) return close();
+    reserve(reserved_ + bytes.size());
+  }
   pending_ += bytes;
-  if (writing_.empty()) return write_pending();
-  if (state_ == State::answering && pending_.size() > connections_.limits.unread_bytes) close();
+  if (writing_.empty()) write_pending();
 }
 
 void Session::write_pending() {
@@ -362,8 +403,14 @@ void Session::write_some() {
 void Session::on_written(ErrorCode error) {
   if (state_ == State::closed) return;
   if (error) return close();
+  if (state_ == State::answering && unread() <= connections_.limits.unread_bytes / 2) {
+    reserve(request_.body.size());
+    if (const auto has_room = std::exchange(on_room, nullptr)) has_room();
+    if (state_ == State::closed) return;
+  }
   if (written_ < writing_.size()) return write_some();
   writing_.clear();
+  written_ = 0;
   if (!pending_.empty()) return write_pending();
   stream_.expires_never();
   if (state_ != State::ended) return;

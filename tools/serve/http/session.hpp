@@ -35,6 +35,7 @@ class Session : public Exchange, public std::enable_shared_from_this<Session> {
   void send_event(std::string_view data) override;
   void keep_alive() override;
   void end() override;
+  bool is_full() const override;
 
  private:
   enum class State : std::uint8_t { reading, answering, ended, closed };
@@ -55,6 +56,8 @@ class Session : public Exchange, public std::enable_shared_from_this<Session> {
   void move_to(std::list<Session*>& room);
   void reserve(std::size_t bytes);
   void count(int status);
+  std::size_t unread() const { return pending_.size() + writing_.size() - written_; }
+  void forget_callbacks();
   void send(std::string bytes);
   void write_pending();
   void write_some();

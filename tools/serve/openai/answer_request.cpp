@@ -130,8 +130,14 @@ void read_best_of(Fields& fields, AnswerRequest& request) {
 
 /// As in vLLM, n is the number of beams, too. What vLLM leaves unheeded beside beams is refused.
 void read_beams(Fields& fields, const ServedModel& model, AnswerRequest& request) {
-  if (!fields.boolean("use_beam_search", false)) return fields.refuse_unless("length_penalty", 1);
   const double penalty = fields.number("length_penalty", 1, -100, 100);
+  if (!fields.boolean("use_beam_search", false)) {
+    if (penalty != 1)
+      fields.fail("length_penalty", "is " + fields.shown("length_penalty") +
+                                        ", which is for beams; leave it out, or give "
+                                        "\"use_beam_search\"");
+    return;
+  }
   request.beams = {request.n, 1, penalty, model.end_tokens, request.generate.ignore_eos};
   if (2 * request.n > kMostLogprobs)
     fields.fail("n", "is " + std::to_string(request.n) + "; a beam search has at most " +
@@ -152,7 +158,8 @@ void read_beams(Fields& fields, const ServedModel& model, AnswerRequest& request
       {"bad_words", !asked.bad_words.empty()},
       {"prompt_logprobs", asked.prompt_logprobs.has_value()}};
   for (const auto& [name, is_asked_for] : others)
-    if (is_asked_for) fields.fail(name, "is not heeded by a beam search; leave one of them out");
+    if (is_asked_for)
+      fields.fail(name, "is not heeded by a beam search; leave it or \"use_beam_search\" out");
 }
 
 }  // namespace
@@ -199,19 +206,20 @@ GenerateRequest AnswerRequest::for_answer(std::size_t prompt, std::uint32_t i) c
   return one;
 }
 
+std::string read_model(Fields& fields, const ServedModel& model) {
+  const std::string asked = fields.text("model", model.name);
+  if (asked == model.name || std::ranges::find(model.adapters, asked) != model.adapters.end())
+    return asked;
+  std::string known = "'" + model.name + "'";
+  for (const std::string& adapter : model.adapters) known += ", '" + adapter + "'";
+  fields.fail("model", "'" + shown_text(asked) + "' does not exist; this service has " + known,
+              404);
+  return asked;
+}
+
 void read_answer_fields(Fields& fields, const ServedModel& model, AnswerRequest& request) {
-  request.model = fields.text("model", model.name);
-  const bool is_adapter = request.model != model.name &&
-                          std::ranges::find(model.adapters, request.model) != model.adapters.end();
-  if (is_adapter) {
-    request.generate.adapter = request.model;
-  } else if (request.model != model.name) {
-    std::string known = "'" + model.name + "'";
-    for (const std::string& adapter : model.adapters) known += ", '" + adapter + "'";
-    fields.fail("model",
-                "'" + shown_text(request.model) + "' does not exist; this service has " + known,
-                404);
-  }
+  request.model = read_model(fields, model);
+  if (request.model != model.name) request.generate.adapter = request.model;
   request.n = static_cast<std::uint32_t>(fields.integer("n", 1, 1, kMostPerPrompt));
   read_stream(fields, request);
   read_stop(fields, request.generate);

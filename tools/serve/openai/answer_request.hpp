@@ -57,6 +57,9 @@ struct AnswerRequest {
   GenerateRequest for_answer(std::size_t prompt, std::uint32_t i) const;
 };
 
+/// What the field `model` names: the model, or one of its adapters.
+std::string read_model(Fields& fields, const ServedModel& model);
+
 /// Reads all but prompts, logprobs and the most tokens.
 void read_answer_fields(Fields& fields, const ServedModel& model, AnswerRequest& request);
 

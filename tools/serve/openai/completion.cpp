@@ -11,7 +11,7 @@ namespace kvhive {
 Completion::Completion(AnswerContext context, CompletionRequest request)
     : Generation(std::move(context), static_cast<const AnswerRequest&>(request)),
       echo_(request.echo),
-      offsets_(choices()) {}
+      places_(choices(), {0, Detokenizer(model().tokenizer)}) {}
 
 Completion::Json Completion::write(std::size_t index, const std::string& text,
                                    const std::vector<OutputToken>& tokens) {
@@ -19,7 +19,7 @@ Completion::Json Completion::write(std::size_t index, const std::string& text,
   std::string echoed;
   if (echo_ && is_first(index))
     echoed = prompt.tokens.empty() ? prompt.text : decode(model().tokenizer, prompt.tokens);
-  if (is_first(index)) offsets_[index] = echoed.size();
+  if (is_first(index)) places_[index].offset = characters(echoed);
   Json json = {{"index", index}, {"text", echoed + text}};
   json["logprobs"] = request().logprobs ? logprobs_of(index, tokens) : Json();
   json["finish_reason"] = finish_reason_of(index);
@@ -39,13 +39,13 @@ Completion::Json Completion::logprobs_of(std::size_t index,
                    {"tokens", Json::array()},
                    {"top_logprobs", Json::array()}};
   if (echo_ && is_first(index)) add_prompt(index, logprobs);
+  auto& [offset, text] = places_[index];
   for (const OutputToken& token : tokens) {
-    const std::string text = token_text(token.token);
-    logprobs["text_offset"].push_back(offsets_[index]);
+    logprobs["text_offset"].push_back(offset);
     logprobs["token_logprobs"].push_back(told(token.logprob));
-    logprobs["tokens"].push_back(text);
+    logprobs["tokens"].push_back(token_text(token.token));
     logprobs["top_logprobs"].push_back(top_of(token, token.top.size()));
-    offsets_[index] += text.size();
+    offset += characters(text.push(token.token));
   }
   return logprobs;
 }
@@ -60,7 +60,7 @@ Completion::Json Completion::top_of(const Token& token, std::size_t most) const 
   return top;
 }
 
-/// Where a token's text begins in the prompt's: special tokens have none.
+/// Special tokens have no text.
 void Completion::add_prompt(std::size_t index, Json& logprobs) const {
   Detokenizer text(model().tokenizer);
   std::size_t offset = 0;
@@ -70,7 +70,7 @@ void Completion::add_prompt(std::size_t index, Json& logprobs) const {
     logprobs["token_logprobs"].push_back(is_scored ? Json(told(token.logprob)) : Json());
     logprobs["tokens"].push_back(token_text(token.token));
     logprobs["top_logprobs"].push_back(is_scored ? top_of(token, *request().logprobs) : Json());
-    offset += text.push(token.token).size();
+    offset += characters(text.push(token.token));
   }
 }
 

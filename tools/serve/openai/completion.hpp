@@ -1,6 +1,7 @@
 #pragma once
 // A POST /v1/completions under way.
 
+#include "models/text/detokenizer.hpp"
 #include "tools/serve/openai/completion_request.hpp"
 #include "tools/serve/openai/generation.hpp"
 
@@ -22,7 +23,12 @@ class Completion : public Generation {
   void add_prompt(std::size_t index, Json& logprobs) const;
 
   const bool echo_;
-  std::vector<std::size_t> offsets_;  ///< of each answer's next token in its text, for logprobs
+  /// Where an answer's next token is in its text, in characters.
+  struct Place {
+    std::size_t offset = 0;
+    Detokenizer text;
+  };
+  std::vector<Place> places_;  ///< of each answer, for logprobs
 };
 
 }  // namespace kvhive

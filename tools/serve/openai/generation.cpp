@@ -270,7 +270,18 @@ void Generation::stream(std::size_t index, const std::string& text,
         begin_stream();
         last_sent_ = std::chrono::steady_clock::now();
         context_.exchange->send_event(event);
+        if (context_.exchange->is_full()) hold();
       });
+}
+
+/// Its client reads more slowly than engines write: their news stay in the channels meanwhile.
+void Generation::hold() {
+  for (const Choice& choice : choices_)
+    if (choice.reason == Finish::none) context_.hive.hold(choice.key);
+  context_.exchange->on_room = [self = shared_from_this()] {
+    for (const Choice& choice : self->choices_)
+      if (choice.reason == Finish::none) self->context_.hive.go_on(choice.key);
+  };
 }
 
 /// Roughly, of what is written next.

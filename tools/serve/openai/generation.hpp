@@ -111,6 +111,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   void end();
   std::string whole_answer();
   void begin_stream();
+  void hold();
   void keep_alive();
   void fail(const ApiError& error);
   void fail_of(const ClientError& said);
