@@ -9,7 +9,8 @@
 //                                                                         | StepPlan         |
 //                                                                      executor -------------'
 //
-// Beside the steps, the scheduler has Questions, and the block manager Answers.
+// A plan that moves no blocks goes from the block manager to the executor. Beside the steps, the
+// scheduler has Questions, and the block manager Answers.
 
 #include <compare>
 #include <cstdint>

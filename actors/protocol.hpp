@@ -35,16 +35,17 @@ using SchedulerHandle = caf::typed_actor<caf::reacts_to<SubmitBatch>, caf::react
                                          caf::reacts_to<Retry>, caf::reacts_to<ReplayMore>>;
 using BlockManagerHandle = caf::typed_actor<caf::replies_to<StepRequest>::with<StepDone>,
                                             caf::replies_to<Questions>::with<Answers>>;
-/// Interface of swapper and executor. The swapper passes the plan on to the executor, whose answer
-/// goes to the block manager.
+/// Interface of swapper and executor. The swapper, which has only plans that move blocks, passes
+/// them on to the executor, whose answer goes to the block manager.
 using PlanHandle = caf::typed_actor<caf::replies_to<StepPlan>::with<StepDone>>;
 
-/// Settings for an actor system that does not poll while it is idle: one shared queue, and 2 worker
-/// threads, as many as the ring can use at the same time.
+/// Settings for an actor system that does not poll while it is idle: one worker thread, for
+/// scheduler and block manager. Each waits for the other most of the time, and a second thread
+/// would be woken for each of their messages.
 struct ActorConfig : caf::actor_system_config {
   ActorConfig() {
     set("scheduler.policy", caf::atom("sharing"));
-    set("scheduler.max-threads", std::size_t{2});
+    set("scheduler.max-threads", std::size_t{1});
   }
 };
 

@@ -79,8 +79,7 @@ class SwapperActor : public PlanHandle::base {
  protected:
   behavior_type make_behavior() override {
     return {[this](StepPlan& plan) -> caf::result<StepDone> {
-      // A plan that moves nothing may come while the executor is still busy with the last one.
-      if (plan.moves_blocks()) plan.times.copying = value_or_end(swapper_->move(plan), name());
+      plan.times.copying = value_or_end(swapper_->move(plan), name());
       return delegate(next_, std::move(plan));
     }};
   }
@@ -92,14 +91,18 @@ class SwapperActor : public PlanHandle::base {
 
 class BlockManagerActor : public BlockManagerHandle::base {
  public:
-  BlockManagerActor(caf::actor_config& config, BlockManagerState state, PlanHandle next)
-      : BlockManagerHandle::base(config), pipeline_(std::move(state)), next_(std::move(next)) {
+  BlockManagerActor(caf::actor_config& config, BlockManagerState state, PlanHandle swapper,
+                    PlanHandle executor)
+      : BlockManagerHandle::base(config),
+        pipeline_(std::move(state)),
+        swapper_(std::move(swapper)),
+        executor_(std::move(executor)) {
     end_process_on_exception(*this, name());
   }
   const char* name() const override { return "block_manager"; }
   void on_exit() override {
-    send_exit(next_, caf::exit_reason::user_shutdown);
-    next_ = nullptr;
+    send_exit(swapper_, caf::exit_reason::user_shutdown);
+    swapper_ = executor_ = nullptr;
   }
 
  protected:
@@ -115,11 +118,15 @@ class BlockManagerActor : public BlockManagerHandle::base {
   }
 
  private:
+  /// A plan that moves nothing is no work for the swapper, whose thread would only be woken to pass
+  /// it on. It overtakes none that does: such a plan is with swapper and executor alone.
   void hand_on() {
-    while (auto plan = pipeline_.next_plan())
-      request(next_, caf::infinite, std::move(*plan))
+    while (auto plan = pipeline_.next_plan()) {
+      const PlanHandle& next = plan->moves_blocks() ? swapper_ : executor_;
+      request(next, caf::infinite, std::move(*plan))
           .then([this](StepDone& answer) { finish(answer); },
                 [this](caf::error& error) { asked_.deliver(std::move(error)); });
+    }
   }
 
   /// The answer comes back through the block manager, so that the step's blocks are published
@@ -131,7 +138,7 @@ class BlockManagerActor : public BlockManagerHandle::base {
   }
 
   StepPipeline pipeline_;
-  PlanHandle next_;
+  PlanHandle swapper_, executor_;
   caf::typed_response_promise<StepDone> asked_;  ///< what the scheduler waits for, if it waits
 };
 
@@ -253,8 +260,8 @@ PlanHandle spawn_swapper(caf::actor_system& system, std::unique_ptr<Swapper> swa
 }
 
 BlockManagerHandle spawn_block_manager(caf::actor_system& system, BlockManagerState state,
-                                       PlanHandle next) {
-  return system.spawn<BlockManagerActor>(std::move(state), std::move(next));
+                                       PlanHandle swapper, PlanHandle executor) {
+  return system.spawn<BlockManagerActor>(std::move(state), std::move(swapper), std::move(executor));
 }
 
 SchedulerHandle spawn_scheduler(caf::actor_system& system, SchedulerState state,
@@ -266,9 +273,10 @@ SchedulerHandle spawn_ring(caf::actor_system& system, RingParts parts) {
   parts.scheduler.counters = &parts.pool->counters();
   PlanHandle executor = spawn_executor(system, std::move(parts.runner), Placement::detached);
   PlanHandle swapper =
-      spawn_swapper(system, std::move(parts.swapper), std::move(executor), Placement::detached);
-  BlockManagerHandle manager = spawn_block_manager(
-      system, BlockManagerState(*parts.pool, parts.block_manager), std::move(swapper));
+      spawn_swapper(system, std::move(parts.swapper), executor, Placement::detached);
+  BlockManagerHandle manager =
+      spawn_block_manager(system, BlockManagerState(*parts.pool, parts.block_manager),
+                          std::move(swapper), std::move(executor));
   return spawn_scheduler(system, SchedulerState(std::move(parts.scheduler)), std::move(manager));
 }
 

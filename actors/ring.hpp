@@ -1,6 +1,6 @@
 #pragma once
-// The actors of an engine, connected into a ring: scheduler -> block manager -> swapper -> executor
-// -> scheduler.
+// The actors of an engine, connected into a ring: scheduler -> block manager -> (swapper, if blocks
+// are moved ->) executor -> block manager -> scheduler.
 //
 // There is no error recovery inside the ring: a lost device, or an exception that escapes a
 // handler, ends the process. The pool survives that, the keeper starts another engine, and the
@@ -37,7 +37,7 @@ PlanHandle spawn_executor(caf::actor_system& system, std::unique_ptr<StepRunner>
 PlanHandle spawn_swapper(caf::actor_system& system, std::unique_ptr<Swapper> swapper,
                          PlanHandle next, Placement placement);
 BlockManagerHandle spawn_block_manager(caf::actor_system& system, BlockManagerState state,
-                                       PlanHandle next);
+                                       PlanHandle swapper, PlanHandle executor);
 SchedulerHandle spawn_scheduler(caf::actor_system& system, SchedulerState state,
                                 BlockManagerHandle next);
 

@@ -66,8 +66,8 @@ class RingTest : public ::testing::Test {
                        Placement::scheduled);
     swapper_ = spawn_swapper(system_, std::make_unique<SwapperState>(memory_), executor_,
                              Placement::scheduled);
-    block_manager_ =
-        spawn_block_manager(system_, BlockManagerState(pool_, config_.block_manager), swapper_);
+    block_manager_ = spawn_block_manager(system_, BlockManagerState(pool_, config_.block_manager),
+                                         swapper_, executor_);
     ring_ = spawn_scheduler(system_, SchedulerState(config_.scheduler), block_manager_);
     settle();
   }
@@ -111,7 +111,7 @@ TEST_F(RingTest, OneStepRequestComesBackAsOneStepDoneThroughThreeActors) {
   spawn();
   caf::scoped_actor self{system_};
   auto pending = self->request(block_manager_, caf::infinite, first_step());
-  EXPECT_EQ(settle(), 4u);  // handlers: block manager, swapper, executor, block manager
+  EXPECT_EQ(settle(), 3u);  // handlers: block manager, executor, block manager
   EXPECT_EQ(steps_, 1u);
   ASSERT_TRUE(self->has_next_message());
   pending.receive(
@@ -133,8 +133,8 @@ TEST_F(RingTest, TheExecutorHasTheNextPlanBeforeTheSchedulerKnowsOfTheLast) {
   spawn();
   caf::scoped_actor self{system_};
   auto pending = self->request(block_manager_, caf::infinite, first_step());
-  // Handlers: block manager, then swapper, executor, and block manager for two plans.
-  EXPECT_EQ(settle(), 7u);
+  // Handlers: block manager, then executor and block manager for two plans.
+  EXPECT_EQ(settle(), 5u);
   EXPECT_EQ(steps_, 2u);
   pending.receive([](const StepDone& done) { EXPECT_EQ(done.step, 7u); },
                   [this](const caf::error& error) { FAIL() << system_.render(error); });

@@ -155,7 +155,7 @@ int main(int argc, char** argv) {
   const bool is_brief = argc > 1 && std::string(argv[1]) == "--brief";
   const double hop = hop_us();
   std::printf(
-      "Engine step outside the executor (scheduler, block manager, swapper, four messages), us; a "
+      "Engine step outside the executor (scheduler, block manager, three messages), us; a "
       "message's hop: %.1f us\n"
       "            executor of 0 ms                      of 1 ms             of 1 ms, planned "
       "ahead\n"
