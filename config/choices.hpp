@@ -64,6 +64,13 @@ constexpr std::array<std::string_view, 2> names_of(EvictionPolicy) {
   return {"lru", "second-chance"};
 }
 
+/// What names of blocks are made with (hashing/block_hash.hpp). As vLLM names them.
+enum class HashAlgorithm : std::uint8_t {
+  xxhash,  ///< XXH3, 128 bits, with a secret
+  sha256,  ///< SHA-256 with a secret, cut to 128 bits
+};
+constexpr std::array<std::string_view, 2> names_of(HashAlgorithm) { return {"xxhash", "sha256"}; }
+
 /// How engines share the memory of a GPU.
 enum class GpuMemorySharing : std::uint8_t {
   automatic,  ///< vmm if the driver can do it, else ipc

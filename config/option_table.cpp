@@ -348,6 +348,11 @@ constexpr OptionField kFields[] = {
      .type = kValue<&Options::eviction_policy>,
      .help = "which idle block loses its content first: lru = the least recently released one, as "
              "vLLM does; second-chance = the same, but a block that was hit since stays once more"},
+    {.name = "prefix-caching-hash-algo",
+     .type = kValue<&Options::prefix_caching_hash_algo>,
+     .help =
+         "what blocks are named with. A hit is compared token by token in any case: with xxhash, "
+         "which is faster, whoever learns the pool's secret could make others miss, never hit"},
     {.name = "scrub",
      .type = kValue<&Options::scrub>,
      .help = "whether a block is zeroed before another domain gets it"},

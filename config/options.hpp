@@ -127,6 +127,7 @@ struct Options {
   /// clients may have.
   std::size_t channel_bytes_per_domain = 0;
   EvictionPolicy eviction_policy = EvictionPolicy::lru;
+  HashAlgorithm prefix_caching_hash_algo = HashAlgorithm::xxhash;
   Scrub scrub = Scrub::on_domain_change;
   GpuFault gpu_fault = GpuFault::drop_unpinned;
   GpuMemorySharing gpu_memory_sharing = GpuMemorySharing::automatic;

@@ -66,6 +66,7 @@ struct PoolGeometry {
   /// minimum.
   std::array<std::uint32_t, kMostModels> model_minimums{};
   EvictionPolicy eviction_policy{};  ///< of both tiers
+  HashAlgorithm hash_algorithm{};    ///< of the blocks' names
 
   std::uint32_t total_blocks() const { return device_blocks + host_blocks; }
   std::size_t block_bytes() const { return models[0].kv.block_bytes(); }

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstring>
+#include <initializer_list>
 #include <memory>
 
 #include "base/check.hpp"
@@ -14,15 +15,27 @@
 namespace kvhive {
 namespace {
 
-Hash128 hash(const void* bytes, std::size_t count, const HashSecret& secret) {
-  const XXH128_hash_t value =
-      XXH3_128bits_withSecret(bytes, count, secret.bytes.data(), secret.bytes.size());
-#ifdef KVHIVE_TEST_HASH_BITS  // of tests/pool/short_hash_test.cpp: names that collide all the time
-  const std::uint64_t few = value.low64 & ((std::uint64_t{1} << KVHIVE_TEST_HASH_BITS) - 1);
-  return {few, few * 0x9e3779b97f4a7c15};
-#else
-  return {value.low64, value.high64};
-#endif
+/// SHA-256 of the secret and of these bytes, cut to 128 bits.
+std::array<std::uint64_t, 2> keyed_sha256(const HashSecret& secret,
+                                          std::initializer_list<std::span<const std::byte>> parts) {
+  // Once a thread: to look the algorithm up and to make a context costs more than to hash a block.
+  static const std::unique_ptr<EVP_MD, decltype(&EVP_MD_free)> sha256(
+      EVP_MD_fetch(nullptr, "SHA256", nullptr), EVP_MD_free);
+  thread_local const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(
+      EVP_MD_CTX_new(), EVP_MD_CTX_free);
+  constexpr std::size_t kKeyBytes = 32;
+  std::array<std::byte, EVP_MAX_MD_SIZE> whole;
+  bool is_done = EVP_DigestInit_ex2(context.get(), sha256.get(), nullptr) == 1 &&
+                 EVP_DigestUpdate(context.get(), secret.bytes.data(), kKeyBytes) == 1;
+  for (const std::span<const std::byte> part : parts)
+    is_done = is_done && EVP_DigestUpdate(context.get(), part.data(), part.size()) == 1;
+  is_done =
+      is_done && EVP_DigestFinal_ex(context.get(), reinterpret_cast<unsigned char*>(whole.data()),
+                                    nullptr) == 1;
+  KV_CHECK(is_done, "EVP_Digest");
+  std::array<std::uint64_t, 2> cut;
+  std::memcpy(&cut, whole.data(), sizeof cut);
+  return cut;
 }
 
 // The three kinds of input start with different words and have different lengths, so that none can
@@ -46,9 +59,27 @@ HashSecret random_hash_secret() {
   return secret;
 }
 
+Hash128 BlockHasher::name_of(const void* bytes, std::size_t count) const {
+  Hash128 name;
+  if (algorithm_ == HashAlgorithm::sha256) [[unlikely]] {
+    const auto [low, high] =
+        keyed_sha256(*secret_, {{static_cast<const std::byte*>(bytes), count}});
+    name = {low, high};
+  } else {
+    const XXH128_hash_t value =
+        XXH3_128bits_withSecret(bytes, count, secret_->bytes.data(), secret_->bytes.size());
+    name = {value.low64, value.high64};
+  }
+#ifdef KVHIVE_TEST_HASH_BITS  // of tests/pool/short_hash_test.cpp: names that collide all the time
+  const std::uint64_t few = name.low & ((std::uint64_t{1} << KVHIVE_TEST_HASH_BITS) - 1);
+  name = {few, few * 0x9e3779b97f4a7c15};
+#endif
+  return name;
+}
+
 Hash128 BlockHasher::root(DomainId domain, GroupId group) const {
   const std::uint64_t input[2] = {kRootTag, std::uint64_t{group.value} << 16 | domain.value};
-  return hash(input, sizeof input, *secret_);
+  return name_of(input, sizeof input);
 }
 
 Hash128 BlockHasher::child(Hash128 parent, std::span<const TokenId> tokens,
@@ -69,27 +100,12 @@ Hash128 BlockHasher::child(Hash128 parent, std::span<const TokenId> tokens,
     append(&extra, sizeof extra);
     append(&kExtraTag, sizeof kExtraTag);
   }
-  return hash(buffer.data(), static_cast<std::size_t>(end - buffer.data()), *secret_);
+  return name_of(buffer.data(), static_cast<std::size_t>(end - buffer.data()));
 }
 
 ExtraKey BlockHasher::digest(const ExtraKey& before, std::span<const TokenId> tokens) const {
-  // Once a thread: to look the algorithm up and to make a context costs more than to hash a block.
-  static const std::unique_ptr<EVP_MD, decltype(&EVP_MD_free)> sha256(
-      EVP_MD_fetch(nullptr, "SHA256", nullptr), EVP_MD_free);
-  thread_local const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(
-      EVP_MD_CTX_new(), EVP_MD_CTX_free);
-  constexpr std::size_t kKeyBytes = 32;
-  std::array<std::byte, EVP_MAX_MD_SIZE> whole;
-  const bool is_done =
-      EVP_DigestInit_ex2(context.get(), sha256.get(), nullptr) == 1 &&
-      EVP_DigestUpdate(context.get(), secret_->bytes.data(), kKeyBytes) == 1 &&
-      EVP_DigestUpdate(context.get(), &before, sizeof before) == 1 &&
-      EVP_DigestUpdate(context.get(), tokens.data(), tokens.size_bytes()) == 1 &&
-      EVP_DigestFinal_ex(context.get(), reinterpret_cast<unsigned char*>(whole.data()), nullptr) ==
-          1;
-  KV_CHECK(is_done, tokens.size());
-  ExtraKey digest;
-  std::memcpy(&digest, whole.data(), sizeof digest);
+  ExtraKey digest =
+      keyed_sha256(*secret_, {std::as_bytes(std::span(before)), std::as_bytes(tokens)});
   if (is_none(digest)) digest[0] = 1;  // that would say that there is no extra key
   return digest;
 }

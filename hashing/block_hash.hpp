@@ -4,7 +4,7 @@
 // xxHash can collide, even with a secret.
 //
 // Source: chained block hashes, vLLM v1/core/kv_cache_utils.py hash_block_tokens; XXH3-128 with a
-// secret per pool.
+// secret per pool, or SHA-256, keyed with the same secret and cut to 128 bits.
 
 #include <array>
 #include <cstdint>
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/ids.hpp"
+#include "config/choices.hpp"
 
 namespace kvhive {
 
@@ -40,7 +41,8 @@ HashSecret random_hash_secret();
 /// Hashes chains of blocks under one secret. Cheap to copy; the secret must outlive it.
 class BlockHasher {
  public:
-  explicit BlockHasher(const HashSecret& secret) : secret_(&secret) {}
+  explicit BlockHasher(const HashSecret& secret, HashAlgorithm algorithm = HashAlgorithm::xxhash)
+      : secret_(&secret), algorithm_(algorithm) {}
 
   /// The start of every chain in `domain` and `group`: two domains never share a hash, whatever
   /// their tokens, and neither do two groups.
@@ -60,7 +62,10 @@ class BlockHasher {
               std::size_t tokens_per_block, const ExtraKey& salt = kNoExtraKey) const;
 
  private:
+  Hash128 name_of(const void* bytes, std::size_t count) const;
+
   const HashSecret* secret_;
+  HashAlgorithm algorithm_;
 };
 
 }  // namespace kvhive

@@ -203,7 +203,7 @@ class BlockPool {
   std::uint32_t tokens_per_block() const { return model_.tokens_per_block; }
   const CacheGroups& groups() const { return model_.groups; }
   const PoolMemory& memory() const { return memory_; }
-  BlockHasher hasher() const { return BlockHasher(memory_.control().header.secret); }
+  BlockHasher hasher() const { return memory_.hasher(); }
   SlotCounters& counters() const { return *counters_; }
 
   /// The blocks that allocate() would take if no domain had limits, in order (vLLM's free queue).

@@ -18,7 +18,7 @@
 namespace kvhive {
 
 inline constexpr std::uint64_t kPoolMagic = 0x3165766968766bull;  // "kvhive1"
-inline constexpr std::uint32_t kFormatVersion = 16;
+inline constexpr std::uint32_t kFormatVersion = 17;
 inline constexpr std::uint64_t kFormatted = 0x6465'7474'616d'726full;  // "ormatted"
 /// Serials, uids and stamps count from 1 and never reach this number. A value from here on is
 /// corrupt.
@@ -295,6 +295,7 @@ void for_each_field(const PoolHeader& header, Visit&& visit) {
   for (const std::uint32_t blocks : g.model_minimums)
     visit("minimum of a model", std::uint64_t{blocks});
   visit("eviction policy", static_cast<std::uint64_t>(g.eviction_policy));
+  visit("hash algorithm", static_cast<std::uint64_t>(g.hash_algorithm));
   visit("hash secret's digest", secret);
 }
 

@@ -107,6 +107,10 @@ Expected<void> check_geometry(const PoolGeometry& geometry) {
     return failure(Errc::bad_argument, "the pool's eviction policy is " +
                                            std::to_string(std::uint32_t(geometry.eviction_policy)) +
                                            ", known are 0 (lru) and 1 (second-chance)");
+  if (geometry.hash_algorithm > HashAlgorithm::sha256)
+    return failure(Errc::bad_argument, "the pool's hash algorithm is " +
+                                           std::to_string(std::uint32_t(geometry.hash_algorithm)) +
+                                           ", known are 0 (xxhash) and 1 (sha256)");
   if (geometry.cpu_kernels > CpuKernels::amx)
     return failure(Errc::bad_argument, "the pool's CPU kernels are " +
                                            std::to_string(std::uint32_t(geometry.cpu_kernels)) +

@@ -41,6 +41,10 @@ class PoolMemory {
   [[nodiscard]] Expected<void> check_header() const;
 
   const PoolGeometry& geometry() const { return geometry_; }
+  /// Names this pool's blocks. Valid as long as this object.
+  BlockHasher hasher() const {
+    return BlockHasher(control().header.secret, geometry_.hash_algorithm);
+  }
   const PoolLayout& layout() const { return layout_; }
 
   BlockView block(BlockId block) const { return BlockView(descriptors()[block.value]); }

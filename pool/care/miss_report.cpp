@@ -22,7 +22,7 @@ class Explanation {
         tokens_(tokens),
         salt_(salt),
         block_tokens_(memory.geometry()[model].tokens_per_block),
-        hasher_(memory.control().header.secret),
+        hasher_(memory.hasher()),
         index_(memory.index(), memory.layout().index_buckets),
         names_(memory.geometry()[model].groups, domain, block_tokens_, salt) {}
 

@@ -11,8 +11,7 @@ std::uint64_t get(const std::atomic<std::uint64_t>& field) {
 
 }  // namespace
 
-Soundness::Soundness(const PoolMemory& memory)
-    : memory_(memory), hasher_(memory.control().header.secret) {
+Soundness::Soundness(const PoolMemory& memory) : memory_(memory), hasher_(memory.hasher()) {
   for (std::uint32_t id = 1; id < memory_.geometry().total_blocks(); ++id) {
     const BlockId block{id};
     const BlockView b = memory.block(block);

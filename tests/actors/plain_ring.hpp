@@ -19,8 +19,10 @@ namespace kvhive::testing {
 /// A pool with 4 tokens and 64 bytes per block, as the oracle needs. `device_blocks` counts the
 /// null block, too.
 inline PoolMemory oracle_pool(std::uint32_t device_blocks, std::uint32_t host_blocks,
-                              const CacheGroups& groups = {}) {
+                              const CacheGroups& groups = {},
+                              HashAlgorithm algorithm = HashAlgorithm::xxhash) {
   PoolGeometry geometry = small_geometry(device_blocks, host_blocks, 4, 2);
+  geometry.hash_algorithm = algorithm;
   geometry.models[0].groups = groups;
   return private_pool(geometry);
 }

@@ -4,14 +4,12 @@
 
 #include <gtest/gtest.h>
 
-#include <array>
 #include <random>
 #include <tuple>
 
-#include "hashing/cache_salt.hpp"
 #include "pool/care/fsck.hpp"
 #include "pool/care/reaper.hpp"
-#include "tests/actors/plain_ring.hpp"
+#include "tests/actors/random_client.hpp"
 #include "tests/support/cache_groups.hpp"
 
 namespace kvhive::testing {
@@ -44,9 +42,10 @@ class RandomRun {
       // Copies seem too expensive at first.
       if (between(0, 3) == 0) engines_.back()->copy_policy().set(between(1, 8), 1);
     }
-    for (auto& prefix : prefixes_) prefix = random_tokens(between(3, 14));
+    RandomClients source(random_);
     clients_.resize(between(8, 32));
-    for (Client& client : clients_) invent(client);
+    for (std::uint32_t i = 0; i < clients_.size(); ++i)
+      clients_[i].request = source.next(i, scheduler.max_model_len);
   }
 
   void run() {
@@ -62,24 +61,8 @@ class RandomRun {
   }
 
   void judge() {
-    for (const Client& client : clients_) {
-      const OracleOutput expected = oracle_output(client.prompt, client.params,
-                                                  config_.scheduler.max_model_len, client.adapter);
-      const Recording& got = *client.recording;
-      ASSERT_TRUE(got.is_finished());
-      if (client.is_aborted && got.reason == FinishReason::abort) {
-        ASSERT_LE(got.tokens.size(), expected.tokens.size());
-        ASSERT_TRUE(std::equal(got.tokens.begin(), got.tokens.end(), expected.tokens.begin()));
-        continue;
-      }
-      ASSERT_EQ(got.reason, expected.reason) << got.error.text;
-      ASSERT_EQ(got.tokens, expected.tokens);
-      if (!client.params.prompt_logprobs) continue;
-      ASSERT_EQ(got.prompt,
-                oracle_scores(client.prompt, *client.params.prompt_logprobs, client.adapter));
-      // A successor need not score what the dead engine had scored, and reads the cache.
-      ASSERT_TRUE(client.was_taken_over || got.stats.cached_tokens == 0);
-    }
+    for (const Client& client : clients_)
+      ASSERT_TRUE(client.request.got_what_the_oracle_computes(config_.scheduler.max_model_len));
     ASSERT_FALSE(death_is_due_);
     check();
     const BlockPool& pool = random_engine().pool();
@@ -101,15 +84,8 @@ class RandomRun {
 
  private:
   struct Client {
-    RequestKey key;
-    std::vector<TokenId> prompt;
-    GenerationParams params;
-    DomainId domain{};
-    std::int32_t adapter = -1;
-    std::shared_ptr<Recording> recording = std::make_shared<Recording>();
+    RandomClient request;
     PlainRing* engine = nullptr;
-    bool is_aborted = false;
-    bool was_taken_over = false;
   };
 
   void check() const {
@@ -118,32 +94,7 @@ class RandomRun {
   }
 
   std::uint32_t between(std::size_t low, std::size_t high) {
-    return static_cast<std::uint32_t>(
-        std::uniform_int_distribution<std::size_t>(low, high)(random_));
-  }
-  std::vector<TokenId> random_tokens(std::size_t count) {
-    std::vector<TokenId> tokens(count);
-    for (TokenId& token : tokens) token = static_cast<TokenId>(between(0, kOracleVocab - 1));
-    return tokens;
-  }
-
-  void invent(Client& client) {
-    client.key = {1, static_cast<std::uint32_t>(&client - clients_.data())};
-    if (between(0, 2) != 0) client.prompt = prefixes_[between(0, prefixes_.size() - 1)];
-    const auto tail = random_tokens(between(client.prompt.empty() ? 1 : 0, 12));
-    client.prompt.insert(client.prompt.end(), tail.begin(), tail.end());
-    const std::size_t most = config_.scheduler.max_model_len - 1;
-    if (client.prompt.size() > most) client.prompt.resize(most);
-    client.params.max_tokens = between(1, 40);
-    client.params.ignore_eos = between(0, 3) != 0;
-    client.params.priority = static_cast<std::int32_t>(between(0, 3)) - 1;
-    if (between(0, 5) == 0) client.params.stop_token_ids = random_tokens(1);
-    if (between(0, 3) == 0) client.domain = DomainId{1};
-    if (between(0, 3) == 0) client.adapter = static_cast<std::int32_t>(between(0, 1));
-    if (between(0, 4) == 0) client.params.prompt_logprobs = between(0, 3);
-    if (between(0, 3) == 0)
-      client.params.rules = {.presence_penalty = 1,
-                             .min_tokens = between(0, client.params.max_tokens)};
+    return testing::between(random_, low, high);
   }
 
   PlainRing& random_engine() {
@@ -154,23 +105,14 @@ class RandomRun {
   /// Gives a request, with the tokens it has generated as its journal, to a random live engine.
   void submit(Client& client) {
     client.engine = &random_engine();
-    const std::vector<TokenId> journal = client.recording->tokens;
-    Submission submission{client.key,
-                          client.prompt,
-                          journal,
-                          client.params,
-                          std::make_shared<RecordingSink>(client.recording, journal.size()),
-                          client.domain};
-    submission.adapter = client.adapter;
-    if (client.adapter >= 0) submission.salt = start_key("", std::to_string(client.adapter));
-    client.engine->scheduler().submit(std::move(submission));
+    client.engine->scheduler().submit(client.request.submission());
     client.engine->scheduler().flush();
   }
 
   void abort(Client& client) {
-    if (client.recording->is_finished()) return;  // the request's engine may be dead
-    client.is_aborted = true;
-    client.engine->scheduler().abort({{client.key}, {}});
+    if (client.request.recording->is_finished()) return;  // the request's engine may be dead
+    client.request.is_aborted = true;
+    client.engine->scheduler().abort({{client.request.key}, {}});
   }
 
   /// Ends the first engine as a SIGKILL between two messages would; the others take its requests.
@@ -180,8 +122,8 @@ class RandomRun {
     reap(memory_, ProcessSlot{0});
     death_is_due_ = false;
     for (Client& client : clients_)
-      if (client.engine == dead && !client.recording->is_finished()) {
-        client.was_taken_over = true;
+      if (client.engine == dead && !client.request.recording->is_finished()) {
+        client.request.was_taken_over = true;
         submit(client);
       }
   }
@@ -198,7 +140,6 @@ class RandomRun {
   std::uint32_t device_blocks_;
   PoolMemory memory_;
   std::vector<std::unique_ptr<PlainRing>> engines_;
-  std::array<std::vector<TokenId>, 3> prefixes_;
   std::vector<Client> clients_;
 };
 

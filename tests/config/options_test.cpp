@@ -333,6 +333,7 @@ INSTANTIATE_TEST_SUITE_P(
                       BadOption{"shares", "research", "write DOMAIN="},
                       BadOption{"scrub", "always", "on_domain_change, never"},
                       BadOption{"eviction-policy", "lfu", "lru, second-chance"},
+                      BadOption{"prefix-caching-hash-algo", "sha256_cbor", "xxhash, sha256"},
                       BadOption{"device", "gpu", "auto, cpu, cuda"},
                       BadOption{"gpu-fault", "drop", "drop_unpinned, keep, drop_all"},
                       BadOption{"gpu-memory-sharing", "fd", "auto, vmm, ipc"},

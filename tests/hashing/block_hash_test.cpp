@@ -25,30 +25,34 @@ HashSecret fixed_secret() {
   return secret;
 }
 
-class BlockHasherTest : public ::testing::Test {
+class BlockHasherTest : public ::testing::TestWithParam<HashAlgorithm> {
  protected:
   HashSecret secret = fixed_secret();
-  BlockHasher hasher{secret};
+  BlockHasher hasher{secret, GetParam()};
 };
+INSTANTIATE_TEST_SUITE_P(By, BlockHasherTest,
+                         ::testing::Values(HashAlgorithm::xxhash, HashAlgorithm::sha256),
+                         [](const auto& by) { return std::string(to_string(by.param)); });
 
-TEST_F(BlockHasherTest, IsAFunctionOfItsInput) {
+TEST_P(BlockHasherTest, IsAFunctionOfItsInput) {
   const HashSecret same = fixed_secret();
-  const BlockHasher other(same);
+  const BlockHasher other(same, GetParam());
   const auto tokens = counting(0, 16);
   EXPECT_EQ(hasher.root(DomainId{1}), other.root(DomainId{1}));
   EXPECT_EQ(hasher.child(hasher.root(DomainId{1}), tokens),
             other.child(other.root(DomainId{1}), tokens));
 }
 
-TEST_F(BlockHasherTest, AnotherSecretGivesOtherNames) {
+TEST_P(BlockHasherTest, AnotherSecretGivesOtherNames) {
   const HashSecret one = random_hash_secret();
   const HashSecret two = random_hash_secret();
   EXPECT_NE(one.bytes, two.bytes);
   const auto tokens = counting(0, 16);
-  EXPECT_NE(BlockHasher(one).child({}, tokens), BlockHasher(two).child({}, tokens));
+  EXPECT_NE(BlockHasher(one, GetParam()).child({}, tokens),
+            BlockHasher(two, GetParam()).child({}, tokens));
 }
 
-TEST_F(BlockHasherTest, NamesDependOnEveryTokenTheirOrderAndTheParent) {
+TEST_P(BlockHasherTest, NamesDependOnEveryTokenTheirOrderAndTheParent) {
   Names seen;
   const auto is_new = [&](Hash128 name) { return seen.insert(pair_of(name)).second; };
   const Hash128 root = hasher.root(DomainId{0});
@@ -68,14 +72,14 @@ TEST_F(BlockHasherTest, NamesDependOnEveryTokenTheirOrderAndTheParent) {
   EXPECT_TRUE(is_new(hasher.child({root.low, root.high ^ 1}, tokens)));
 }
 
-TEST_F(BlockHasherTest, DomainsHaveDifferentRoots) {
+TEST_P(BlockHasherTest, DomainsHaveDifferentRoots) {
   Names seen;
   for (int domain = 0; domain < 65536; ++domain)
     seen.insert(pair_of(hasher.root(DomainId{std::uint16_t(domain)})));
   EXPECT_EQ(seen.size(), 65536u);
 }
 
-TEST_F(BlockHasherTest, ExtraKeyCannotPassForTokens) {
+TEST_P(BlockHasherTest, ExtraKeyCannotPassForTokens) {
   const auto tokens = counting(0, 4);
   const ExtraKey extra{0x0000'0005'0000'0004, 0x0000'0007'0000'0006};
   const Hash128 with_extra = hasher.child({}, tokens, extra);
@@ -84,24 +88,24 @@ TEST_F(BlockHasherTest, ExtraKeyCannotPassForTokens) {
   EXPECT_NE(with_extra, hasher.child({}, tokens, ExtraKey{extra[1], extra[0]}));
 }
 
-TEST_F(BlockHasherTest, NoExtraKeyIsTheSameAsNone) {
+TEST_P(BlockHasherTest, NoExtraKeyIsTheSameAsNone) {
   const auto tokens = counting(0, 4);
   EXPECT_EQ(hasher.child({}, tokens, kNoExtraKey), hasher.child({}, tokens));
 }
 
-TEST_F(BlockHasherTest, RootCannotPassForABlock) {
+TEST_P(BlockHasherTest, RootCannotPassForABlock) {
   constexpr std::uint64_t kRootTag = 0x6b76686976652d72;
   EXPECT_NE(hasher.root(DomainId{0}), hasher.child({kRootTag, 0}, counting(0, 1)));
   EXPECT_NE(hasher.root(DomainId{1}), hasher.child({kRootTag, 1}, counting(0, 1)));
 }
 
-TEST_F(BlockHasherTest, AcceptsBlocksOf1To1024Tokens) {
+TEST_P(BlockHasherTest, AcceptsBlocksOf1To1024Tokens) {
   Names seen;
   for (const std::size_t size : {1, 2, 15, 16, 17, 240, 241, 1023, 1024})
     EXPECT_TRUE(seen.insert(pair_of(hasher.child({}, counting(0, size)))).second);
 }
 
-TEST_F(BlockHasherTest, ExtendNamesFullBlocksOnly) {
+TEST_P(BlockHasherTest, ExtendNamesFullBlocksOnly) {
   const auto tokens = counting(0, 4 * 4 + 3);
   std::vector<Hash128> chain;
   hasher.extend(chain, DomainId{5}, tokens, 4);
@@ -113,7 +117,7 @@ TEST_F(BlockHasherTest, ExtendNamesFullBlocksOnly) {
   }
 }
 
-TEST_F(BlockHasherTest, ExtendGoesOnWhereItStopped) {
+TEST_P(BlockHasherTest, ExtendGoesOnWhereItStopped) {
   const auto tokens = counting(0, 64);
   std::vector<Hash128> at_once, in_steps;
   hasher.extend(at_once, DomainId{0}, tokens, 4);
@@ -122,20 +126,30 @@ TEST_F(BlockHasherTest, ExtendGoesOnWhereItStopped) {
   EXPECT_EQ(in_steps, at_once);
 }
 
-TEST_F(BlockHasherTest, ExtendByLessThanABlockAddsNoName) {
+TEST_P(BlockHasherTest, ExtendByLessThanABlockAddsNoName) {
   std::vector<Hash128> chain;
   hasher.extend(chain, DomainId{0}, counting(0, 3), 4);
   hasher.extend(chain, DomainId{0}, {}, 4);
   EXPECT_TRUE(chain.empty());
 }
 
-TEST_F(BlockHasherTest, EqualBlocksInOneSequenceHaveDifferentNames) {
+TEST_P(BlockHasherTest, EqualBlocksInOneSequenceHaveDifferentNames) {
   const std::vector<TokenId> tokens(400, 7);
   std::vector<Hash128> chain;
   hasher.extend(chain, DomainId{0}, tokens, 4);
   Names seen;
   for (const Hash128 name : chain) seen.insert(pair_of(name));
   EXPECT_EQ(seen.size(), 100u);
+}
+
+/// As Python's hashlib computes it of the secret's first 32 bytes and the same input.
+TEST(BlockHasherSha256, IsSha256CutTo128Bits) {
+  const HashSecret secret = fixed_secret();
+  const BlockHasher hasher(secret, HashAlgorithm::sha256);
+  const Hash128 root = hasher.root(DomainId{1}, GroupId{2});
+  EXPECT_EQ(root, (Hash128{0xb84b46ac282133df, 0x43c9b27a9dcdbe81}));
+  EXPECT_EQ(hasher.child(root, counting(5, 4)), (Hash128{0x10b0fcb961771cbd, 0x9235be71aea47ad4}));
+  EXPECT_NE(root, BlockHasher(secret).root(DomainId{1}, GroupId{2}));
 }
 
 TEST(BlockHasherDeathTest, BlockBeyond1024TokensAborts) {

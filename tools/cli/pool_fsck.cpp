@@ -88,8 +88,10 @@ void print_report(const FsckReport& report, bool repairs) {
       with_commas(report.unhinted).c_str(), format_bytes(report.bytes_checked).c_str());
   const std::uint64_t lost = report.unhinted + report.stale_hints + report.unlisted;
   if (lost != 0 || !report.is_clean())
-    std::printf("hints lost or stale: %s%s\n", with_commas(lost).c_str(),
-                repairs ? "" : "; kvhive pool fsck --repair has the steward mend what can be");
+    std::printf("hints lost or stale: %s; each costs a miss or a scan at most%s\n",
+                with_commas(lost).c_str(),
+                repairs ? " (what cannot be found by anybody stays without)"
+                        : ", and kvhive pool fsck --repair has the steward mend what can be");
 }
 
 std::string repair_text(const Json& mended) {

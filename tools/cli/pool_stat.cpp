@@ -72,8 +72,12 @@ Json models_to_json(const Inspector& inspector, const PoolReport& report) {
 
 /// What is not as in every pool.
 std::string special_policy(const PoolGeometry& geometry) {
-  if (geometry.eviction_policy == EvictionPolicy::lru) return {};
-  return ", eviction policy " + std::string(to_string(geometry.eviction_policy));
+  std::string special;
+  if (geometry.eviction_policy != EvictionPolicy::lru)
+    special += ", eviction policy " + std::string(to_string(geometry.eviction_policy));
+  if (geometry.hash_algorithm != HashAlgorithm::xxhash)
+    special += ", names by " + std::string(to_string(geometry.hash_algorithm));
+  return special;
 }
 
 std::string model_table(const Inspector& inspector, const PoolReport& report) {
@@ -106,6 +110,7 @@ Json to_json(const Inspector& inspector, const PoolReport& report, const ByDomai
       {"page_layout", to_string(report.geometry.models[0].kv.pages)},
       {"computed", computed_with(report.geometry)},
       {"eviction_policy", to_string(report.geometry.eviction_policy)},
+      {"hash_algorithm", to_string(report.geometry.hash_algorithm)},
       {"models", models_to_json(inspector, report)},
       {"tiers", {{"device", to_json(report.tiers[0])}, {"host", to_json(report.tiers[1])}}},
       {"index", {{"buckets", marks.buckets}, {"overflowed", marks.marked}}},

@@ -32,8 +32,7 @@ DataSet make_data(const SharedPool& pool, std::size_t bytes) {
   DataSet data;
   data.block_bytes = pool.geometry().models[0].kv.block_bytes();
   const PoolMemory memory = pool.attach();
-  data.prompts = make_prompts(BlockHasher(memory.control().header.secret),
-                              bytes / data.block_bytes / kBatch, kBatch);
+  data.prompts = make_prompts(memory.hasher(), bytes / data.block_bytes / kBatch, kBatch);
   return data;
 }
 
