@@ -236,11 +236,12 @@ Result<Progress> Client::generate(const GenerateRequest& request,
   }
 }
 
-Result<Room> Client::ask(GenerateRequest request) {
+Result<Room> Client::ask(GenerateRequest request,
+                         const std::function<void(const Progress&)>& on_progress) {
   request.only_asks = true;
   request.max_tokens = 1;  // no room is needed for an answer
   request.min_tokens = 0;
-  auto told = generate(request);
+  auto told = generate(request, on_progress);
   if (!told) return told.error();
   if (told->reason == Finish::room) return std::move(told->room);
   if (told->error.code != ErrorCode::never_fits) return told->error;

@@ -118,9 +118,13 @@ class PythonClient {
   }
   kvhive::Room ask(const kvhive::GenerateRequest& request) {
     kvhive::Client& client = open();
+    const auto look_for_signals = [](const kvhive::Progress&) {
+      const py::gil_scoped_acquire lock;
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    };
     auto room = [&] {
       const py::gil_scoped_release others_run;
-      return client.ask(request);
+      return client.ask(request, look_for_signals);
     }();
     return value_or_raise(std::move(room));
   }
@@ -138,6 +142,13 @@ class PythonClient {
 
 using Prompt = std::variant<std::string, std::vector<kvhive::TokenId>>;
 
+kvhive::GenerateRequest request_of(Prompt&& prompt) {
+  kvhive::GenerateRequest request;
+  if (auto* text = std::get_if<std::string>(&prompt)) request.prompt = std::move(*text);
+  if (auto* tokens = std::get_if<1>(&prompt)) request.prompt_tokens = std::move(*tokens);
+  return request;
+}
+
 Stream generate(PythonClient& client, Prompt prompt, std::uint32_t max_tokens, float temperature,
                 std::int32_t top_k, float top_p, float min_p, std::optional<std::uint64_t> seed,
                 std::uint32_t logprobs, bool ignore_eos, std::int32_t priority,
@@ -149,9 +160,7 @@ Stream generate(PythonClient& client, Prompt prompt, std::uint32_t max_tokens, f
                 std::optional<std::map<kvhive::TokenId, float>> logit_bias,
                 std::optional<std::vector<kvhive::TokenId>> allowed_token_ids,
                 std::vector<std::string> bad_words, bool include_stop) {
-  kvhive::GenerateRequest request;
-  if (auto* text = std::get_if<std::string>(&prompt)) request.prompt = std::move(*text);
-  if (auto* tokens = std::get_if<1>(&prompt)) request.prompt_tokens = std::move(*tokens);
+  kvhive::GenerateRequest request = request_of(std::move(prompt));
   request.max_tokens = max_tokens;
   request.temperature = temperature;
   request.top_k = top_k;
@@ -179,9 +188,7 @@ Stream generate(PythonClient& client, Prompt prompt, std::uint32_t max_tokens, f
 
 kvhive::Room ask(PythonClient& client, Prompt prompt, const std::optional<std::string>& cache_salt,
                  const std::optional<std::string>& adapter) {
-  kvhive::GenerateRequest request;
-  if (auto* text = std::get_if<std::string>(&prompt)) request.prompt = std::move(*text);
-  if (auto* tokens = std::get_if<1>(&prompt)) request.prompt_tokens = std::move(*tokens);
+  kvhive::GenerateRequest request = request_of(std::move(prompt));
   request.cache_salt = cache_salt.value_or("");
   request.adapter = adapter.value_or("");
   return client.ask(request);

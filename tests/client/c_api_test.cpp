@@ -18,6 +18,16 @@ kvhive_client* connect(const Daemon& daemon) {
   return client;
 }
 
+/// The last progress of a request, whose end is awaited.
+kvhive_progress end_of(kvhive_client* client, uint64_t id) {
+  kvhive_progress news = kvhive_empty_progress();
+  do {
+    EXPECT_EQ(kvhive_wait(client, -1), KVHIVE_OK);
+    EXPECT_EQ(kvhive_read(client, id, &news), KVHIVE_OK);
+  } while (news.finish == KVHIVE_FINISH_NONE && !::testing::Test::HasFailure());
+  return news;
+}
+
 /// Each field arrives: the answer is that of the same request through the C++ library.
 TEST(CApi, RulesOfTokensArrive) {
   const Daemon daemon({"--kv-cache-memory-bytes", "8M"});
@@ -114,11 +124,7 @@ TEST(CApi, AQuestionEndsWithItsAnswer) {
   request.only_asks = 1;
   uint64_t id = 0;
   ASSERT_EQ(kvhive_submit(client, &request, &id), KVHIVE_OK) << kvhive_last_error();
-  kvhive_progress news = kvhive_empty_progress();
-  do {
-    ASSERT_EQ(kvhive_wait(client, -1), KVHIVE_OK);
-    ASSERT_EQ(kvhive_read(client, id, &news), KVHIVE_OK);
-  } while (news.finish == KVHIVE_FINISH_NONE);
+  const kvhive_progress news = end_of(client, id);
   EXPECT_EQ(news.finish, KVHIVE_FINISH_ROOM);
   EXPECT_EQ(news.fit, KVHIVE_FIT_OK);
   EXPECT_EQ(news.needed_blocks, (news.prompt_tokens + 15) / 16);
@@ -136,11 +142,7 @@ TEST(CApi, ARefusedRequestEndsWithItsErrorInTheProgress) {
   request.prompt_token_count = 1;
   uint64_t id = 0;
   ASSERT_EQ(kvhive_submit(client, &request, &id), KVHIVE_OK) << kvhive_last_error();
-  kvhive_progress news = kvhive_empty_progress();
-  do {
-    ASSERT_EQ(kvhive_wait(client, -1), KVHIVE_OK);
-    ASSERT_EQ(kvhive_read(client, id, &news), KVHIVE_OK);
-  } while (news.finish == KVHIVE_FINISH_NONE);
+  const kvhive_progress news = end_of(client, id);
   EXPECT_EQ(news.finish, KVHIVE_FINISH_ERROR);
   EXPECT_NE(news.error, KVHIVE_OK);
   EXPECT_STRNE(news.error_text, "");

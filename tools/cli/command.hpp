@@ -10,6 +10,7 @@
 
 #include "base/expected.hpp"
 #include "ipc/default_socket.hpp"
+#include "kvhive/client.hpp"
 
 namespace kvhive {
 
@@ -30,6 +31,11 @@ struct CommonFlags {
   void add_socket_to(CLI::App& app);
   void add_format_to(CLI::App& app);
 };
+
+/// What the client library says, as an error of this program.
+inline tl::unexpected<Error> as_failure(const ClientError& error) {
+  return failure(Errc(int(error.code)), error.text);
+}
 
 /// Prints the error as one line on standard error; returns the exit code.
 int fail(const Error& error);

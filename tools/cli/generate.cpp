@@ -138,10 +138,6 @@ void print_summary(const Json& json) {
                json["finish_reason"].get<std::string>().c_str());
 }
 
-tl::unexpected<Error> as_failure(const ClientError& error) {
-  return failure(Errc(int(error.code)), error.text);
-}
-
 Expected<ClientOptions> client_options(const GenerateFlags& flags, const GenerateRequest& request) {
   ClientOptions options;
   options.socket = flags.common.socket_path();

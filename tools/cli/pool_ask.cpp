@@ -23,10 +23,6 @@ struct AskFlags {
   GenerateRequest request;
 };
 
-tl::unexpected<Error> as_failure(const ClientError& error) {
-  return failure(Errc(int(error.code)), error.text);
-}
-
 Expected<Room> ask(const AskFlags& flags) {
   GenerateRequest request = flags.request;
   auto prompt = flags.prompt.read();

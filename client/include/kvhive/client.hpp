@@ -344,7 +344,9 @@ class KVHIVE_API Client {
   /// Asks whether the request's prompt would find room now, and waits for the answer; nothing is
   /// queued, generated or cached. A prompt that is too long is an answer (Fit::never). Errors: as
   /// those of a request.
-  Result<Room> ask(GenerateRequest request);
+  /// \param on_progress  as of generate()
+  Result<Room> ask(GenerateRequest request,
+                   const std::function<void(const Progress&)>& on_progress = {});
 
   ClientStatus status() const;
 
