@@ -313,11 +313,6 @@ std::optional<Submission> Port::tokenise(OpenChannel& open, TakenRequest& reques
   else
     return complete(std::move(submission), forward_error(adapter));
   submission.most_scored = most_scored;
-  if (submission.params.prompt_logprobs && !limits_.scores_prompts)
-    return complete(std::move(submission),
-                    failure(Errc::unsupported,
-                            "prompt_logprobs: prompts are scored on the CPU only; leave it out, or "
-                            "ask an engine with --device cpu"));
   if (request.prompt_kind == PromptKind::tokens)
     return complete(std::move(submission), std::move(request.tokens));
   if (request.text.size() > kLongPrompt) {

@@ -34,7 +34,6 @@ struct PortLimits {
   Member self;
   SlotCounters* counters = nullptr;     ///< of the engine's slot, for the statistics
   std::vector<std::string> adapters{};  ///< names, by number (Transformer::add_adapter)
-  bool scores_prompts = true;           ///< GenerationParams::prompt_logprobs
 };
 
 class Port {

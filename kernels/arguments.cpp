@@ -86,6 +86,8 @@ void check_arguments(const AddRmsNormArgs& args) {
   KV_CHECK(is_activation(args.delta_dtype) && is_activation(args.out_dtype), int(args.delta_dtype),
            int(args.out_dtype));
   KV_CHECK(args.n >= 0 && args.width > 0, args.n, args.width);
+  KV_CHECK(args.delta_stride == 0 || args.delta_stride >= args.width, args.delta_stride,
+           args.width);
 }
 
 void check_arguments(const RotateArgs& args) {
@@ -94,9 +96,21 @@ void check_arguments(const RotateArgs& args) {
   KV_CHECK(args.D > 0 && args.D % 2 == 0, args.D);
 }
 
-void check_arguments(const SiluMultiplyArgs& args) {
+void check_arguments(const RotatePairsArgs& args) {
+  KV_CHECK(is_activation(args.dtype), int(args.dtype));
+  KV_CHECK(args.T >= 0 && args.H > 0, args.T, args.H);
+  KV_CHECK(args.D > 0 && args.D % 2 == 0, args.D);
+  KV_CHECK(args.from_stride >= args.D && args.to_stride >= args.D, args.from_stride,
+           args.to_stride);
+}
+
+void check_arguments(const GateMultiplyArgs& args) {
   KV_CHECK(is_activation(args.dtype), int(args.dtype));
   KV_CHECK(args.T >= 0 && args.I > 0 && args.in_stride >= args.I, args.T, args.I, args.in_stride);
+}
+
+void check_arguments(const SoftCapArgs& args) {
+  KV_CHECK(args.count >= 0 && args.cap > 0, args.count, args.cap);
 }
 
 void check_arguments(const SampleArgs& args) {

@@ -20,7 +20,9 @@ void check_arguments(const MlaWriteArgs& args);
 void check_arguments(const EmbedArgs& args);
 void check_arguments(const AddRmsNormArgs& args);
 void check_arguments(const RotateArgs& args);
-void check_arguments(const SiluMultiplyArgs& args);
+void check_arguments(const RotatePairsArgs& args);
+void check_arguments(const GateMultiplyArgs& args);
+void check_arguments(const SoftCapArgs& args);
 /// args.choices must be in host memory.
 void check_arguments(const SampleArgs& args);
 

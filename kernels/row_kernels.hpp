@@ -9,13 +9,14 @@
 
 namespace kvhive {
 
-/// out[t] = table[tokens[t]]
+/// out[t] = table[tokens[t]] * scale
 struct EmbedArgs {
   const void* table = nullptr;           ///< [vocab, width] of dtype
   const std::int32_t* tokens = nullptr;  ///< [T], each in 0..vocab-1
   float* out = nullptr;                  ///< [T, width]
   std::int32_t T = 0, width = 0;
   Dtype dtype = Dtype::f32;  ///< f32, bf16 or f16
+  float scale = 1;
 };
 static_assert(std::is_trivially_copyable_v<EmbedArgs>);
 
@@ -23,9 +24,9 @@ static_assert(std::is_trivially_copyable_v<EmbedArgs>);
 ///
 /// Without `rows`, every row is normalised and x becomes the new residual. With `rows`, only the
 /// rows named there are normalised, in that order (a row may be named twice), and the residual is
-/// not changed.
+/// not changed. Without a residual, x is delta, and out may be delta if it has its type.
 struct AddRmsNormArgs {
-  float* residual = nullptr;           ///< [T, width]
+  float* residual = nullptr;           ///< [T, width]; null: all zeros, and not written
   const void* delta = nullptr;         ///< [T, width] of delta_dtype; null: all zeros
   const float* weight = nullptr;       ///< [width]
   void* out = nullptr;                 ///< [n, width] of out_dtype
@@ -34,6 +35,7 @@ struct AddRmsNormArgs {
   float eps = 0;
   Dtype delta_dtype = Dtype::f32;  ///< f32, bf16 or f16; out_dtype, too
   Dtype out_dtype = Dtype::f32;
+  std::int64_t delta_stride = 0;  ///< elements from one row of delta to the next; 0: width
 };
 static_assert(std::is_trivially_copyable_v<AddRmsNormArgs>);
 
@@ -50,24 +52,55 @@ struct RotateArgs {
   std::int32_t T = 0, H = 0, G = 0, D = 0;
   float eps = 0;             ///< of the norms
   Dtype dtype = Dtype::f32;  ///< f32, bf16 or f16
+  float factor = 1;          ///< of sines and cosines (yarn's attention factor)
 };
 static_assert(std::is_trivially_copyable_v<RotateArgs>);
 
-/// out = gate / (1 + exp(-gate)) * up (SwiGLU). `gate` and `up` may be the two halves of one
-/// matrix.
-struct SiluMultiplyArgs {
+/// Rotates dims 2i and 2i + 1 of each head together, as DeepSeek's models are trained, from one
+/// place to another.
+struct RotatePairsArgs {
+  const void* from = nullptr;               ///< T * H heads of D elements of dtype
+  void* to = nullptr;                       ///< likewise; no overlap
+  const std::int32_t* positions = nullptr;  ///< [T]
+  const float* frequencies = nullptr;       ///< [D/2] radians per position
+  std::int32_t T = 0, H = 0, D = 0;
+  std::int64_t from_stride = 0, to_stride = 0;  ///< elements from one head to the next
+  Dtype dtype = Dtype::f32;                     ///< f32, bf16 or f16
+  float factor = 1;                             ///< as in RotateArgs
+};
+static_assert(std::is_trivially_copyable_v<RotatePairsArgs>);
+
+/// The function between the halves of a feed-forward network.
+enum class Activation : std::uint8_t {
+  silu,  ///< x / (1 + exp(-x))
+  gelu,  ///< x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))
+};
+
+/// out = activation(gate) * up. `gate` and `up` may be the two halves of one matrix.
+struct GateMultiplyArgs {
   const void* gate = nullptr;  ///< T rows of I, of dtype
   const void* up = nullptr;    ///< likewise
   void* out = nullptr;         ///< [T, I] of dtype; may be `gate` if that is [T, I], too
   std::int32_t T = 0, I = 0;
   std::int64_t in_stride = 0;  ///< elements from one row of gate or up to the next
   Dtype dtype = Dtype::f32;    ///< f32, bf16 or f16
+  Activation activation = Activation::silu;
 };
-static_assert(std::is_trivially_copyable_v<SiluMultiplyArgs>);
+static_assert(std::is_trivially_copyable_v<GateMultiplyArgs>);
+
+/// values = cap * tanh(values / cap)
+struct SoftCapArgs {
+  float* values = nullptr;
+  std::int64_t count = 0;
+  float cap = 0;  ///< more than 0
+};
+static_assert(std::is_trivially_copyable_v<SoftCapArgs>);
 
 void embed_reference(const EmbedArgs& args);
 void add_rms_norm_reference(const AddRmsNormArgs& args);
 void rotate_reference(const RotateArgs& args);
-void silu_multiply_reference(const SiluMultiplyArgs& args);
+void rotate_pairs_reference(const RotatePairsArgs& args);
+void gate_multiply_reference(const GateMultiplyArgs& args);
+void soft_cap_reference(const SoftCapArgs& args);
 
 }  // namespace kvhive

@@ -11,14 +11,24 @@
 namespace kvhive {
 
 /// y = x * w^T + bias, added in f32; all row-major.
+///
+/// bf16 and f16 are for speed. f32 is for models in f32: its kernel is small and simple, and not
+/// fast.
 struct RowProductArgs {
   const void* x = nullptr;     ///< [T, K] of dtype
   const void* w = nullptr;     ///< [N, K] of dtype
-  const void* bias = nullptr;  ///< [N] of out_dtype, or null
+  const void* bias = nullptr;  ///< [N] of out_dtype, or null; only with `batch` 1
   void* y = nullptr;           ///< [T, N] of out_dtype; no overlap with the others
   std::int32_t T = 0, N = 0, K = 0;
-  Dtype dtype = Dtype::bf16;      ///< bf16 or f16
+  Dtype dtype = Dtype::bf16;      ///< bf16, f16 or f32
   Dtype out_dtype = Dtype::bf16;  ///< bf16, f16 or f32
+  std::int64_t x_stride = 0;      ///< elements from one row of x to the next; 0: K
+  std::int64_t y_stride = 0;      ///< likewise of y; 0: N
+  /// So many products in one call (one per head, for example), each with matrices of its own:
+  /// product b begins at x + b * x_step, w + b * w_step, y + b * y_step (elements). Products may
+  /// share x or w (a step of 0), but not y.
+  std::int32_t batch = 1;
+  std::int64_t x_step = 0, w_step = 0, y_step = 0;
 };
 static_assert(std::is_trivially_copyable_v<RowProductArgs>);
 

@@ -115,7 +115,7 @@ inline constexpr std::array kLayerWeights{
                    Width::hidden, BiasRule::none, ProductDtype::model, Fusion::with_previous,
                    Occurrence::each_expert},
     LayerWeightRow{LayerWeight::expert_down, "mlp.experts.*.down_proj", Width::hidden,
-                   Width::expert_inner, BiasRule::none, ProductDtype::f32, Fusion::none,
+                   Width::expert_inner, BiasRule::none, ProductDtype::model, Fusion::none,
                    Occurrence::each_expert},
     LayerWeightRow{LayerWeight::shared_gate, "mlp.shared_experts.gate_proj", Width::shared_inner,
                    Width::hidden, BiasRule::none, ProductDtype::model, Fusion::none,

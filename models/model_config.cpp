@@ -480,6 +480,16 @@ Expected<ModelConfig> parse_config(const nlohmann::json& object, const std::stri
 
 }  // namespace
 
+float ModelConfig::embedding_scale(Dtype weights) const {
+  if (architecture->family == Family::llama) return 1;
+  const float root = std::sqrt(static_cast<float>(hidden_size));
+  switch (weights) {
+    case Dtype::bf16: return float_of_bf16(bf16_of_float(root));
+    case Dtype::f16: return float_of_f16(f16_of_float(root));
+    default: return root;
+  }
+}
+
 Expected<ModelConfig> load_model_config(const std::filesystem::path& directory) {
   const auto path = directory / "config.json";
   const auto object = read_json_object(path);

@@ -2,6 +2,7 @@
 // What a Hugging Face config.json says about a decoder of one of the families that
 // architecture.hpp lists.
 
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -22,6 +23,10 @@ struct ExpertGroups {
   std::int32_t count = 1;   ///< n_group
   std::int32_t chosen = 1;  ///< topk_group: those with the most likely experts
 };
+
+/// The eps of the norms of latents and of narrow queries: DeepSeek's class gives them its default,
+/// whatever rms_norm_eps says.
+inline constexpr float kLatentEps = 1e-6f;
 
 struct ModelConfig {
   const Architecture* architecture = &kArchitectures[0];
@@ -88,6 +93,19 @@ struct ModelConfig {
   std::int32_t window_of(std::int32_t layer) const {
     return is_in(sliding_layers, layer) ? sliding_window : 0;
   }
+
+  /// What scores q.k are multiplied by.
+  float score_scale() const {
+    return score_factor /
+           std::sqrt(query_scalar > 0 ? query_scalar : static_cast<float>(head_size));
+  }
+  /// What embeddings are multiplied by. Models were trained with the root rounded to the type of
+  /// their weights.
+  float embedding_scale(Dtype weights) const;
+  /// Whether layers with a window rotate otherwise than the others.
+  bool has_sliding_rope() const { return architecture->defaults.local_rope_theta > 0; }
+  /// Whether there are norms behind attention and behind the feed-forward network, too.
+  bool has_norms_behind() const { return architecture->family == Family::gemma; }
 
   /// Whether a layer has experts instead of one feed-forward network.
   bool is_sparse(std::int32_t layer) const { return is_in(sparse_layers, layer); }

@@ -42,6 +42,8 @@ class Rope {
 
   /// The angle per position of each pair of dimensions, in radians, [D/2].
   std::span<const float> frequencies() const { return frequencies_; }
+  /// What sines and cosines are multiplied by: yarn's attention factor, or 1.
+  float attention_factor() const { return attention_factor_; }
 
  private:
   std::vector<float> frequencies_;

@@ -21,40 +21,12 @@ ExpertShape expert_shape(const ModelConfig& config) {
   return {config.hidden_size, config.expert_inner};
 }
 
-/// What scores q.k are multiplied by.
-float score_scale(const ModelConfig& config) {
-  const float scalar =
-      config.query_scalar > 0 ? config.query_scalar : static_cast<float>(config.head_size);
-  return config.score_factor / std::sqrt(scalar);
-}
-
-/// What embeddings are multiplied by. Models were trained with the root rounded to the weights'
-/// type.
-float embedding_scale(const ModelConfig& config, Dtype weights) {
-  if (config.architecture->family == Family::llama) return 1;
-  const float root = std::sqrt(static_cast<float>(config.hidden_size));
-  switch (weights) {
-    case Dtype::bf16: return float_of_bf16(bf16_of_float(root));
-    case Dtype::f16: return float_of_f16(f16_of_float(root));
-    default: return root;
-  }
-}
-
 /// The cache of a layer with the checkpoint's scales, if it has some and the cache is of fp8.
 PagedKv with_scales(PagedKv kv, std::optional<KvScaleValues>& scales) {
   const bool is_fp8 = kv.dtype == Dtype::e4m3 || kv.dtype == Dtype::e5m2;
   if (is_fp8 && scales) kv.scales = {.k = &scales->k, .v = &scales->v};
   return kv;
 }
-
-/// Whether there are norms behind attention and behind the feed-forward network, too.
-bool has_norms_behind(const ModelConfig& config) {
-  return config.architecture->family == Family::gemma;
-}
-
-/// The eps of the norms of latents and of narrow queries: DeepSeek's class gives them its default,
-/// whatever rms_norm_eps says.
-constexpr float kLatentEps = 1e-6f;
 
 /// The intermediate rows of a step, kept between steps so that they are allocated once.
 struct Activations {
@@ -168,7 +140,7 @@ void Transformer::State::embed(const ForwardBatch& batch) {
   for (std::size_t t = 0; t < batch.tokens.size(); ++t)
     read_floats(weights.embedding, batch.tokens[t] * width,
                 std::span(rows.hidden).subspan(t * width, width));
-  const float scale = embedding_scale(config, weights.embedding.dtype);
+  const float scale = config.embedding_scale(weights.embedding.dtype);
   if (scale != 1) scale_in_place(rows.hidden, scale);
   rope.angles(batch.positions, rows.angles);
   if (sliding_rope) sliding_rope->angles(batch.positions, rows.sliding_angles);
@@ -230,9 +202,9 @@ void Transformer::State::attend(const ForwardBatch& batch, LayerWeights& layer,
                     .M = batch.max_blocks,
                     .window = window,
                     .soft_cap = config.attention_soft_cap,
-                    .scale = score_scale(config)});
+                    .scale = config.score_scale()});
   multiply(batch, layer, LayerWeight::o, rows.heads, rows.normed);
-  if (has_norms_behind(config))
+  if (config.has_norms_behind())
     norm(layer, LayerWeight::post_attention_norm, rows.normed, rows.normed);
   add_in_place(rows.hidden, rows.normed);
 }
@@ -279,14 +251,14 @@ void Transformer::State::attend_latents(const ForwardBatch& batch, const LayerWe
                             .B = static_cast<std::int32_t>(batch.kv_len.size()),
                             .H = config.heads,
                             .M = batch.max_blocks,
-                            .scale = score_scale(config)});
+                            .scale = config.score_scale()});
   layer.heads->expand(rows.attended, rows.heads, rows.head_scratch);
   multiply(batch, layer, LayerWeight::o, rows.heads, rows.normed);
   add_in_place(rows.hidden, rows.normed);
 }
 
 void Transformer::State::feed_forward(const ForwardBatch& batch, const LayerWeights& layer) {
-  const bool has_behind = has_norms_behind(config);
+  const bool has_behind = config.has_norms_behind();
   norm(layer, has_behind ? LayerWeight::pre_feedforward_norm : LayerWeight::post_attention_norm,
        rows.hidden, rows.normed);
   if (layer.experts.empty())
@@ -352,8 +324,7 @@ Expected<Transformer> Transformer::load(
   auto weights = TransformerWeights::load(directory, *config, progress);
   if (!weights) return forward_error(weights);
   std::optional<Rope> sliding_rope;
-  if (config->architecture->defaults.local_rope_theta > 0)
-    sliding_rope.emplace(config->head_size, config->rope.sliding);
+  if (config->has_sliding_rope()) sliding_rope.emplace(config->head_size, config->rope.sliding);
   return Transformer(
       std::make_unique<State>(State{*config, std::move(*weights), Rope(*config),
                                     std::move(sliding_rope), attention, Activations{}}));

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "models/quantization/fp8_weights.hpp"
+#include "models/quantization/quantized_matrix.hpp"
 
 namespace kvhive {
 namespace {
@@ -18,49 +18,6 @@ void convert_floats(const std::byte* from, std::span<float> out, Convert convert
     std::memcpy(&bits, from + i * sizeof(Bits), sizeof(Bits));
     out[i] = convert(bits);
   }
-}
-
-/// The scales in one tensor, which must be finite and positive.
-Expected<std::vector<float>> read_scale_values(const SafetensorsDirectory& files,
-                                               const std::string& name) {
-  const auto found = files.find(name, files.entry(name)->shape);
-  if (!found) return forward_error(found);
-  std::vector<float> values(found->bytes.size() / bytes_of(found->dtype));
-  read_floats(*found, 0, values);
-  for (const float value : values)
-    if (!std::isfinite(value) || value <= 0)
-      return failure(Errc::bad_format, files.where(name) + " has a scale of " +
-                                           std::to_string(value) +
-                                           ", expected more than 0; fetch the file again");
-  return values;
-}
-
-/// The scales beside a matrix in FP8, whose shape is checked, too.
-Expected<ScaleGrid> read_scales(const SafetensorsDirectory& files, const ModelTensor& listed,
-                                const Quantization& how) {
-  const TensorEntry& codes = *files.entry(listed.weight_name());
-  if (codes.shape != listed.weight_shape())
-    return failure(Errc::bad_format, files.where(listed.weight_name()) + " has shape " +
-                                         shape_text(codes.shape) + ", expected " +
-                                         shape_text(listed.weight_shape()) + " from config.json");
-  for (const char* const suffix : {".weight_scale_inv", ".weight_scale"}) {
-    const std::string name = listed.name + suffix;
-    const TensorEntry* const entry = files.entry(name);
-    if (entry == nullptr) continue;
-    auto grid = scale_grid(how, listed.rows, listed.columns, entry->shape);
-    if (!grid)
-      return failure(Errc::unsupported,
-                     files.where(name) + " has shape " + shape_text(entry->shape) +
-                         ", expected one scale, one for each row, or one for each block that "
-                         "quantization_config names");
-    auto scales = read_scale_values(files, name);
-    if (!scales) return forward_error(scales);
-    grid->scales = std::move(*scales);
-    return std::move(*grid);
-  }
-  return failure(Errc::not_found, files.where(listed.weight_name()) +
-                                      " is F8_E4M3, but there is neither " + listed.name +
-                                      ".weight_scale nor .weight_scale_inv");
 }
 
 /// What published checkpoints call the scales for a cache of fp8, behind
@@ -163,25 +120,20 @@ class TensorReader {
   }
 
   bool is_quantized(const ModelTensor& listed) const {
-    const TensorEntry* const entry = files_.entry(listed.weight_name());
-    return config_.quantization.kind == Quantization::Kind::fp8 && entry != nullptr &&
-           entry->dtype == "F8_E4M3";
+    return is_in_fp8(files_, listed, config_.quantization);
   }
-
-  /// What quantized matrices become.
-  Dtype quantized_to() const { return config_.dtype == Dtype::bf16 ? Dtype::bf16 : Dtype::f32; }
+  Dtype quantized_to() const { return dtype_of_quantized(config_.dtype); }
 
   /// The values of a quantized matrix, as quantized_to() says.
   std::vector<std::byte> dequantized(const ModelTensor& listed) {
     if (failed_) return {};
-    auto grid = read_scales(files_, listed, config_.quantization);
-    if (!grid) {
-      failed_ = std::move(grid.error());
+    auto values = read_quantized(files_, listed, config_.quantization, quantized_to());
+    if (!values) {
+      failed_ = std::move(values.error());
       return {};
     }
     count();
-    return values_of_e4m3(files_.entry(listed.weight_name())->bytes, listed.rows, listed.columns,
-                          *grid, quantized_to());
+    return std::move(*values);
   }
 
   std::optional<Matmul> quantized_matmul(const ModelTensor& listed) {

@@ -1,6 +1,7 @@
 #include "actors/gpu/gpu_runner.hpp"
 
 #include "actors/choose_token.hpp"
+#include "actors/prompt_scores.hpp"
 #include "actors/step_batch.hpp"
 #include "kernels/block_copy.hpp"
 
@@ -41,18 +42,18 @@ Expected<void> GpuRunner::queue_copies(const StepPlan& plan) const {
 
 Expected<StepResults> GpuRunner::run(const StepPlan& plan) {
   if (auto queued = queue_copies(plan); !queued) return forward_error(queued);
-  Expected<std::vector<SampledToken>> sampled;
+  Expected<StepResults> results;
   if (plan.work.empty()) {
     if (auto done = model_.stream().finish(); !done) return forward_error(done);
   } else {
-    sampled = compute(plan);
+    results = compute(plan);
   }
-  if (!sampled) return forward_error(sampled);
+  if (!results) return results;
   if (auto swapped = swapper_.finish(plan); !swapped) return forward_error(swapped);
-  return StepResults{std::move(*sampled)};
+  return results;
 }
 
-Expected<std::vector<SampledToken>> GpuRunner::compute(const StepPlan& plan) {
+Expected<StepResults> GpuRunner::compute(const StepPlan& plan) {
   const StepBatch batch(plan, layout_.block_size, groups_);
   std::vector<SampleChoice> choices;
   for (const SampledRow& row : batch.sampled()) choices.push_back(choice_of(row));
@@ -79,7 +80,13 @@ Expected<std::vector<SampledToken>> GpuRunner::compute(const StepPlan& plan) {
   }
   if (auto chosen = choose_by_rules(batch.sampled(), sampled); !chosen)
     return forward_error(chosen);
-  return accepted(batch.sampled(), std::move(sampled));
+  // Last, since it overwrites the logits of the sampled rows.
+  auto scored = score_prompts(plan, batch.view().query_start, model_.config(), logits_,
+                              [this](std::span<const std::int32_t> rows, std::span<float> logits) {
+                                return model_.further_logits(rows, logits);
+                              });
+  if (!scored) return forward_error(scored);
+  return StepResults{accepted(batch.sampled(), std::move(sampled)), std::move(*scored)};
 }
 
 /// Rows whose requests have rules are chosen anew on the host.

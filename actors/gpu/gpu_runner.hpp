@@ -29,7 +29,7 @@ class GpuRunner final : public StepRunner {
  private:
   bool swaps_in_by_layers(const StepPlan& plan) const;
   [[nodiscard]] Expected<void> queue_copies(const StepPlan& plan) const;
-  [[nodiscard]] Expected<std::vector<SampledToken>> compute(const StepPlan& plan);
+  [[nodiscard]] Expected<StepResults> compute(const StepPlan& plan);
   [[nodiscard]] Expected<void> choose_by_rules(std::span<const SampledRow> rows,
                                                std::vector<GeneratedToken>& sampled) const;
 
@@ -39,6 +39,7 @@ class GpuRunner final : public StepRunner {
   std::byte* arena_;
   KvLayout layout_;
   std::uint32_t groups_;
+  std::vector<float> logits_;  ///< of prompts that are scored, on the host
 };
 
 }  // namespace kvhive

@@ -10,6 +10,7 @@
 #include "kernels/block_copy.hpp"
 #include "kernels/cache_write.hpp"
 #include "kernels/cuda/split_plan.hpp"
+#include "kernels/expert_kernels.hpp"
 #include "kernels/merge_states.hpp"
 #include "kernels/paged_attention.hpp"
 #include "kernels/paged_mla.hpp"
@@ -63,10 +64,24 @@ using CudaStream = CUstream_st*;  ///< cudaStream_t
 [[nodiscard]] Expected<void> embed_cuda(const EmbedArgs& args, CudaStream stream);
 [[nodiscard]] Expected<void> add_rms_norm_cuda(const AddRmsNormArgs& args, CudaStream stream);
 [[nodiscard]] Expected<void> rotate_cuda(const RotateArgs& args, CudaStream stream);
-[[nodiscard]] Expected<void> silu_multiply_cuda(const SiluMultiplyArgs& args, CudaStream stream);
+[[nodiscard]] Expected<void> rotate_pairs_cuda(const RotatePairsArgs& args, CudaStream stream);
+[[nodiscard]] Expected<void> gate_multiply_cuda(const GateMultiplyArgs& args, CudaStream stream);
+[[nodiscard]] Expected<void> soft_cap_cuda(const SoftCapArgs& args, CudaStream stream);
 
-/// Runs on tensor cores. bf16 or f16; rows are multiples of eight elements, aligned to 16 bytes.
+/// bf16 and f16 run on tensor cores: rows of x and w are multiples of eight elements, aligned to 16
+/// bytes. f32 has one order of additions over K and takes any K. A row's bits depend on that row
+/// alone. At most 65,535 products in a call.
 [[nodiscard]] Expected<void> row_product_cuda(const RowProductArgs& args, CudaStream stream);
+
+/// A mixture of experts. Grids depend on T, k, E and N alone, so steps can be recorded as graphs;
+/// E is at most 1024, k at most 32. Sorting gives the same order every time.
+[[nodiscard]] Expected<void> choose_experts_cuda(const ChooseExpertsArgs& args, CudaStream stream);
+/// With T 0, writes zeros to `first`.
+[[nodiscard]] Expected<void> sort_by_expert_cuda(const SortByExpertArgs& args, CudaStream stream);
+/// Alignment as for row_product_cuda, which gives a row the same bits.
+[[nodiscard]] Expected<void> expert_product_cuda(const ExpertProductArgs& args, CudaStream stream);
+/// Rows are multiples of four elements, aligned to four elements.
+[[nodiscard]] Expected<void> mix_experts_cuda(const MixExpertsArgs& args, CudaStream stream);
 
 /// Adds weights as whole numbers, so that results do not depend on the order of additions. Tokens
 /// are the reference's where its margin is above 1e-6. `choices` are on the device and not checked.

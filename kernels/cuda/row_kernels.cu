@@ -1,8 +1,8 @@
 #include "kernels/row_kernels.hpp"
 
 #include "kernels/cuda/block_reduce.cuh"
-#include "kernels/cuda/element.cuh"
 #include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/packs.cuh"
 
 namespace kvhive {
 namespace {
@@ -12,47 +12,6 @@ using namespace device;
 constexpr int kThreads = 256;
 constexpr int kPack = 4;   ///< elements that one thread moves at a time
 constexpr int kHeads = 4;  ///< of one token; a warp rotates them by the same angles
-
-template <int kCount>
-struct Values {
-  float of[kCount];
-};
-
-template <Dtype kDtype, int kCount>
-__device__ __forceinline__ Values<kCount> load_pack(const void* base, std::int64_t pack) {
-  const auto stored = static_cast<const Pack<kDtype, kCount>*>(base)[pack];
-  Values<kCount> values;
-#pragma unroll
-  for (int e = 0; e < kCount; ++e) values.of[e] = Element<kDtype>::value(stored.of[e]);
-  return values;
-}
-template <Dtype kDtype, int kCount>
-__device__ __forceinline__ void store_pack(void* base, std::int64_t pack,
-                                           const Values<kCount>& values) {
-  Pack<kDtype, kCount> stored;
-#pragma unroll
-  for (int e = 0; e < kCount; ++e) stored.of[e] = Element<kDtype>::of(values.of[e]);
-  static_cast<Pack<kDtype, kCount>*>(base)[pack] = stored;
-}
-
-/// Loads kCount elements of an activation's type, from element pack * kCount on.
-template <int kCount>
-__device__ __forceinline__ Values<kCount> load_pack(const void* base, std::int64_t pack,
-                                                    Dtype dtype) {
-  if (dtype == Dtype::bf16) return load_pack<Dtype::bf16, kCount>(base, pack);
-  if (dtype == Dtype::f16) return load_pack<Dtype::f16, kCount>(base, pack);
-  return load_pack<Dtype::f32, kCount>(base, pack);
-}
-template <int kCount>
-__device__ __forceinline__ void store_pack(void* base, std::int64_t pack, Dtype dtype,
-                                           const Values<kCount>& values) {
-  if (dtype == Dtype::bf16)
-    store_pack<Dtype::bf16>(base, pack, values);
-  else if (dtype == Dtype::f16)
-    store_pack<Dtype::f16>(base, pack, values);
-  else
-    store_pack<Dtype::f32>(base, pack, values);
-}
 
 /// Finds the thread's row and pack; rows have `packs` packs.
 __device__ __forceinline__ bool find_pack(int packs, std::int64_t* row, std::int64_t* pack) {
@@ -66,13 +25,26 @@ __global__ void __launch_bounds__(kThreads) embed(const __grid_constant__ EmbedA
   const int packs = args.width / kPack;
   std::int64_t row, pack;
   if (!find_pack(packs, &row, &pack)) return;
-  store_pack<Dtype::f32>(
-      args.out, row * packs + pack,
-      load_pack<kPack>(args.table, std::int64_t{args.tokens[row]} * packs + pack, args.dtype));
+  auto values =
+      load_pack<kPack>(args.table, std::int64_t{args.tokens[row]} * packs + pack, args.dtype);
+#pragma unroll
+  for (int e = 0; e < kPack; ++e) values.of[e] *= args.scale;
+  store_pack<Dtype::f32>(args.out, row * packs + pack, values);
 }
 
+template <Activation kActivation>
+__device__ __forceinline__ float activated(float x) {
+  if constexpr (kActivation == Activation::silu) {
+    return x / (1.0f + expf(-x));
+  } else {                                   // (1 + tanh(y)) / 2 is 1 / (1 + exp(-2y))
+    constexpr float kTwice = 1.5957691216f;  // 2 * sqrt(2 / pi)
+    return x / (1.0f + expf(-kTwice * (x + 0.044715f * x * x * x)));
+  }
+}
+
+template <Activation kActivation>
 __global__ void __launch_bounds__(kThreads)
-    silu_multiply(const __grid_constant__ SiluMultiplyArgs args) {
+    gate_multiply(const __grid_constant__ GateMultiplyArgs args) {
   const int packs = args.I / kPack;
   std::int64_t row, pack;
   if (!find_pack(packs, &row, &pack)) return;
@@ -81,8 +53,13 @@ __global__ void __launch_bounds__(kThreads)
   const auto up = load_pack<kPack>(args.up, in, args.dtype);
   Values<kPack> out;
 #pragma unroll
-  for (int e = 0; e < kPack; ++e) out.of[e] = gate.of[e] / (1.0f + expf(-gate.of[e])) * up.of[e];
+  for (int e = 0; e < kPack; ++e) out.of[e] = activated<kActivation>(gate.of[e]) * up.of[e];
   store_pack(args.out, row * packs + pack, args.dtype, out);
+}
+
+__global__ void __launch_bounds__(kThreads) soft_cap(const __grid_constant__ SoftCapArgs args) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (i < args.count) args.values[i] = args.cap * tanhf(args.values[i] / args.cap);
 }
 
 /// One block of threads per row. Each thread goes over its packs twice, the second time from L1.
@@ -90,11 +67,14 @@ __global__ void __launch_bounds__(kThreads)
     add_rms_norm(const __grid_constant__ AddRmsNormArgs args) {
   const std::int64_t row = args.rows == nullptr ? blockIdx.x : args.rows[blockIdx.x];
   const int packs = args.width / kPack;
-  const bool adds = args.delta != nullptr;
+  const bool adds = args.delta != nullptr, has_residual = args.residual != nullptr;
+  const std::int64_t delta_packs = args.delta_stride / kPack;
   const auto load_sum = [&](int pack) {
+    if (!has_residual)
+      return load_pack<kPack>(args.delta, row * delta_packs + pack, args.delta_dtype);
     auto x = load_pack<Dtype::f32, kPack>(args.residual, row * packs + pack);
     if (adds) {
-      const auto delta = load_pack<kPack>(args.delta, row * packs + pack, args.delta_dtype);
+      const auto delta = load_pack<kPack>(args.delta, row * delta_packs + pack, args.delta_dtype);
 #pragma unroll
       for (int e = 0; e < kPack; ++e) x.of[e] += delta.of[e];
     }
@@ -115,9 +95,18 @@ __global__ void __launch_bounds__(kThreads)
     Values<kPack> out;
 #pragma unroll
     for (int e = 0; e < kPack; ++e) out.of[e] = x.of[e] * scale * weight.of[e];
-    if (adds && args.rows == nullptr) store_pack<Dtype::f32>(args.residual, row * packs + pack, x);
+    if (adds && has_residual && args.rows == nullptr)
+      store_pack<Dtype::f32>(args.residual, row * packs + pack, x);
     store_pack(args.out, std::int64_t{blockIdx.x} * packs + pack, args.out_dtype, out);
   }
+}
+
+/// The sine and cosine of a pair's angle, times `factor`.
+__device__ __forceinline__ void turn(float position, float frequency, float factor, float* sine,
+                                     float* cosine) {
+  sincosf(rounded_product(position, frequency), sine, cosine);
+  *sine *= factor;
+  *cosine *= factor;
 }
 
 /// One head of q (h < H) or of k.
@@ -169,8 +158,7 @@ __global__ void __launch_bounds__(kThreads)
     const auto frequency = load_pack<Dtype::f32, 2>(args.frequencies, pair);
     float cosine[2], sine[2];
 #pragma unroll
-    for (int e = 0; e < 2; ++e)
-      sincosf(rounded_product(position, frequency.of[e]), &sine[e], &cosine[e]);
+    for (int e = 0; e < 2; ++e) turn(position, frequency.of[e], args.factor, &sine[e], &cosine[e]);
 #pragma unroll
     for (int j = 0; j < kHeads; ++j) {
       if (first + j >= heads) continue;
@@ -196,6 +184,23 @@ __global__ void __launch_bounds__(kThreads)
       store_pack<kDtype>(head.heads, head.first_pair + quarter + pair, turned_high);
     }
   }
+}
+
+/// A thread rotates one pair. Grid: all pairs of all heads.
+template <Dtype kDtype>
+__global__ void __launch_bounds__(kThreads)
+    rotate_pairs(const __grid_constant__ RotatePairsArgs args) {
+  const int pairs = args.D / 2;
+  const std::int64_t index = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::int64_t head = index / pairs;
+  const int pair = static_cast<int>(index % pairs);
+  if (head >= std::int64_t{args.T} * args.H) return;
+  float sine, cosine;
+  turn(static_cast<float>(args.positions[head / args.H]), args.frequencies[pair], args.factor,
+       &sine, &cosine);
+  const auto x = load_pack<kDtype, 2>(args.from, head * (args.from_stride / 2) + pair);
+  store_pack<kDtype, 2>(args.to, head * (args.to_stride / 2) + pair,
+                        {{x.of[0] * cosine - x.of[1] * sine, x.of[1] * cosine + x.of[0] * sine}});
 }
 
 /// Whether all pointers are aligned to packs of `count` elements; null counts as aligned.
@@ -242,8 +247,13 @@ Expected<void> embed_cuda(const EmbedArgs& args, CudaStream stream) {
   return launch(embed, *grid, dim3{kThreads, 1, 1}, 0, stream, args);
 }
 
-Expected<void> add_rms_norm_cuda(const AddRmsNormArgs& args, CudaStream stream) {
-  const bool is_aligned = are_aligned(kPack, Dtype::f32, args.residual, args.weight) &&
+Expected<void> add_rms_norm_cuda(const AddRmsNormArgs& given, CudaStream stream) {
+  AddRmsNormArgs args = given;
+  if (args.delta_stride == 0) args.delta_stride = args.width;
+  if (args.residual == nullptr && args.delta == nullptr)
+    return failure(Errc::bad_argument, "rms norm: of neither a residual nor a delta");
+  const bool is_aligned = args.delta_stride % kPack == 0 &&
+                          are_aligned(kPack, Dtype::f32, args.residual, args.weight) &&
                           are_aligned(kPack, args.delta_dtype, args.delta) &&
                           are_aligned(kPack, args.out_dtype, args.out);
   for (const Dtype dtype : {args.delta_dtype, args.out_dtype})
@@ -271,17 +281,48 @@ Expected<void> rotate_cuda(const RotateArgs& args, CudaStream stream) {
   return launch(kernel, *grid, dim3{kThreads, 1, 1}, 0, stream, args, warps);
 }
 
-Expected<void> silu_multiply_cuda(const SiluMultiplyArgs& args, CudaStream stream) {
+Expected<void> rotate_pairs_cuda(const RotatePairsArgs& args, CudaStream stream) {
+  const bool is_aligned = are_aligned(2, args.dtype, args.from, args.to) &&
+                          (args.from_stride | args.to_stride) % 2 == 0;
+  if (auto ok = check_rows("rotate pairs", args.T, args.D, args.dtype, is_aligned); !ok) return ok;
+  if (args.H <= 0 || args.from_stride < args.D || args.to_stride < args.D)
+    return failure(Errc::bad_argument, "rotate pairs: " + std::to_string(args.H) +
+                                           " heads, from rows of " +
+                                           std::to_string(args.from_stride) + " to rows of " +
+                                           std::to_string(args.to_stride));
+  if (args.T == 0) return {};
+  const std::int64_t threads = std::int64_t{args.T} * args.H * (args.D / 2);
+  auto grid = grid_of("rotate pairs", (threads + kThreads - 1) / kThreads, 1);
+  if (!grid) return forward_error(grid);
+  const auto kernel = args.dtype == Dtype::bf16  ? rotate_pairs<Dtype::bf16>
+                      : args.dtype == Dtype::f16 ? rotate_pairs<Dtype::f16>
+                                                 : rotate_pairs<Dtype::f32>;
+  return launch(kernel, *grid, dim3{kThreads, 1, 1}, 0, stream, args);
+}
+
+Expected<void> soft_cap_cuda(const SoftCapArgs& args, CudaStream stream) {
+  if (args.count < 0 || !(args.cap > 0))
+    return failure(Errc::bad_argument, "soft cap: " + std::to_string(args.cap) + " of " +
+                                           std::to_string(args.count) + " values");
+  if (args.count == 0) return {};
+  auto grid = grid_of("soft cap", (args.count + kThreads - 1) / kThreads, 1);
+  if (!grid) return forward_error(grid);
+  return launch(soft_cap, *grid, dim3{kThreads, 1, 1}, 0, stream, args);
+}
+
+Expected<void> gate_multiply_cuda(const GateMultiplyArgs& args, CudaStream stream) {
   const bool is_aligned =
       are_aligned(kPack, args.dtype, args.gate, args.up, args.out) && args.in_stride % kPack == 0;
-  if (auto ok = check_rows("silu", args.T, args.I, args.dtype, is_aligned); !ok) return ok;
+  if (auto ok = check_rows("gate", args.T, args.I, args.dtype, is_aligned); !ok) return ok;
   if (args.in_stride < args.I)
-    return failure(Errc::bad_argument, "silu: rows of " + std::to_string(args.I) + " that are " +
+    return failure(Errc::bad_argument, "gate: rows of " + std::to_string(args.I) + " that are " +
                                            std::to_string(args.in_stride) + " apart");
   if (args.T == 0) return {};
-  auto grid = grid_of("silu", args.T, blocks_for(args.I));
+  auto grid = grid_of("gate", args.T, blocks_for(args.I));
   if (!grid) return forward_error(grid);
-  return launch(silu_multiply, *grid, dim3{kThreads, 1, 1}, 0, stream, args);
+  const auto kernel = args.activation == Activation::silu ? gate_multiply<Activation::silu>
+                                                          : gate_multiply<Activation::gelu>;
+  return launch(kernel, *grid, dim3{kThreads, 1, 1}, 0, stream, args);
 }
 
 }  // namespace kvhive

@@ -67,6 +67,8 @@ inline int max(int a, int b) { return a < b ? b : a; }
 
 /// The number of the lowest bit that is 1, counted from 1; 0 if there is none.
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
+inline int __popc(unsigned bits) { return std::popcount(bits); }
+inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
 
 inline void __syncthreads(simt::Line line = simt::Line::here()) { simt::barrier(line); }
 

@@ -66,21 +66,15 @@ GpuBufferOffsets::GpuBufferOffsets(const ModelConfig& config, const LayerGroups&
   const std::vector<AttentionKind> kinds = attention_kinds(config, groups);
   const std::size_t T = limits.tokens, n = limits.logit_rows, hidden = config.hidden_size,
                     element = bytes_of(config.dtype);
-  const std::size_t q_width = std::size_t(config.heads) * config.head_size;
-  const std::size_t kv_width = std::size_t(config.kv_heads) * config.head_size;
   residual = take(T * hidden * sizeof(float));
   delta = take(T * hidden * sizeof(float));
   normed = take(T * hidden * element);
-  q = take(T * q_width * element);
-  heads = take(T * q_width * element);
-  k = take(T * kv_width * element);
-  v = take(T * kv_width * element);
-  gate_up = take(T * 2 * config.intermediate_size * element);
-  inner = take(T * config.intermediate_size * element);
+  take_attention(config, T);
+  take_feed_forward(config, T);
   wanted = take(n * hidden * element);
   logits = take(n * config.vocab_size * sizeof(float));
-  const std::size_t state_bytes =
-      std::size_t(config.heads) * (config.head_size + 2) * sizeof(float);
+  const std::size_t attended = config.is_latent() ? config.latent.rank : config.head_size;
+  const std::size_t state_bytes = std::size_t(config.heads) * (attended + 2) * sizeof(float);
   const std::size_t per_token = most_splits_per_token(kinds, limits);
   // As many states as a plan uses at most, if the limits allow; at least those of one token.
   const std::size_t wanted_states =
@@ -91,6 +85,41 @@ GpuBufferOffsets::GpuBufferOffsets(const ModelConfig& config, const LayerGroups&
   attention_states = take(states * state_bytes);
   outputs = take(output_bytes(n, limits.likeliest));
   inputs = take(most_input_bytes(kinds, groups.groups.count, limits));
+}
+
+void GpuBufferOffsets::take_attention(const ModelConfig& config, std::size_t T) {
+  const std::size_t element = bytes_of(config.dtype), H = config.heads;
+  q = take(T * H * config.head_size * element);
+  heads = take(T * H * config.value_size() * element);
+  const std::size_t kv = config.is_latent() ? 0 : std::size_t(config.kv_heads) * config.head_size;
+  k = take(T * kv * element);
+  v = take(T * kv * element);
+  if (!config.is_latent()) return;
+  const LatentShape& shape = config.latent;
+  latents.wide_narrow_q = take(T * shape.query_rank * sizeof(float));
+  latents.narrow_q = take(T * shape.query_rank * element);
+  latents.kv_row = take(T * shape.row() * sizeof(float));
+  latents.latent = take(T * shape.rank * sizeof(float));
+  latents.shared_key = take(T * shape.rope * sizeof(float));
+  latents.row_q = take(T * H * shape.row() * element);
+  latents.attended = take(T * H * shape.rank * element);
+}
+
+void GpuBufferOffsets::take_feed_forward(const ModelConfig& config, std::size_t T) {
+  const std::size_t element = bytes_of(config.dtype);
+  const std::size_t pairs = T * config.experts_per_token;
+  const std::size_t elements = std::max({T * config.intermediate_size, pairs * config.expert_inner,
+                                         T * config.shared_experts * config.expert_inner});
+  gate_up = take(2 * elements * element);
+  inner = take(elements * element);
+  if (config.experts == 0) return;
+  experts.router = take(T * config.experts * sizeof(float));
+  experts.chosen = take(pairs * sizeof(std::int32_t));
+  experts.weights = take(pairs * sizeof(float));
+  experts.pairs = take(pairs * sizeof(std::int32_t));
+  experts.places = take(pairs * sizeof(std::int32_t));
+  experts.first = take((std::size_t(config.experts) + 1) * sizeof(std::int32_t));
+  experts.out = take(pairs * config.hidden_size * element);
 }
 
 std::size_t GpuBufferOffsets::take(std::size_t count) {

@@ -2,38 +2,45 @@
 
 #include <string>
 
-#include "models/transformer_weights.hpp"
+#include "kernels/expert_kernels.hpp"
 
 namespace kvhive {
 namespace {
 
-tl::unexpected<Error> not_on_gpu(const std::string& what) {
-  return failure(Errc::unsupported, what + " is not computed on a GPU yet; use --device cpu");
+/// Of 16-bit rows in products by kernels/cuda/row_product.cu.
+constexpr std::int32_t kRowMultiple = 8;
+
+Expected<void> refused(const std::string& what) {
+  return failure(Errc::unsupported, what + "; use --device cpu");
+}
+
+/// A row that experts or heads are multiplied with, which the device's library does not do.
+Expected<void> check_row(const ModelConfig& config, const char* field, std::int32_t width) {
+  if (config.dtype == Dtype::f32 || width % kRowMultiple == 0) return {};
+  return refused(std::string(field) + " " + std::to_string(width) +
+                 ": on a GPU it must be a multiple of 8");
+}
+
+Expected<void> check_experts(const ModelConfig& config) {
+  if (config.experts > kMostExperts || config.experts_per_token > kMostExpertsPerToken)
+    return refused(std::to_string(config.experts_per_token) + " of " +
+                   std::to_string(config.experts) + " experts: on a GPU there may be " +
+                   std::to_string(kMostExpertsPerToken) + " of " + std::to_string(kMostExperts));
+  return check_row(config, "hidden_size", config.hidden_size).and_then([&] {
+    return check_row(config, "moe_intermediate_size", config.expert_inner);
+  });
 }
 
 }  // namespace
 
 Expected<void> check_gpu_model(const ModelConfig& config) {
-  const std::string name(config.architecture->name);
-  if (config.architecture->family == Family::gemma)
-    return not_on_gpu(name + " (soft caps, GELU, norms behind attention)");
-  if (config.is_latent()) return not_on_gpu(name + " (multi-head latent attention)");
-  if (config.architecture->experts != ExpertRule::none)
-    return not_on_gpu(name + " (mixture of experts)");
-  if (config.rope.full.scaling.kind == RopeScaling::Kind::yarn)
-    return not_on_gpu(name + " with rope_scaling yarn");
-  if (config.quantization.kind == Quantization::Kind::fp8)
-    return not_on_gpu(name + " with weights in FP8 (quantization_config)");
-  return {};
-}
-
-Expected<void> check_gpu_files(const ModelConfig& config, const SafetensorsDirectory& files) {
-  for (std::int32_t layer = 0; layer < config.layers; ++layer) {
-    const auto scales = read_kv_scales(files, layer);
-    if (!scales) return forward_error(scales);
-    if (*scales) return not_on_gpu("a checkpoint's k_scale and v_scale");
+  if (config.is_latent()) {
+    if (auto row = check_row(config, "qk_nope_head_dim", config.latent.nope); !row) return row;
+  } else if (config.head_size < 8 || config.head_size > 256 || config.head_size % 8 != 0) {
+    return refused("head size " + std::to_string(config.head_size) +
+                   ": on a GPU it must be 8 to 256, a multiple of 8");
   }
-  return {};
+  return config.experts > 0 ? check_experts(config) : Expected<void>{};
 }
 
 }  // namespace kvhive

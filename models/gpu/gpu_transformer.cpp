@@ -1,19 +1,15 @@
 #include "models/gpu/gpu_transformer.hpp"
 
 #include <algorithm>
-#include <cmath>
+#include <cstring>
 #include <utility>
-#include <vector>
 
 #include "base/check.hpp"
 #include "base/round_up.hpp"
 #include "device/device_memory.hpp"
-#include "kernels/cuda/cuda_kernels.hpp"
 #include "models/gpu/decode_graphs.hpp"
-#include "models/gpu/gpu_buffer_offsets.hpp"
-#include "models/gpu/gpu_step.hpp"
+#include "models/gpu/gpu_forward.hpp"
 #include "models/gpu/gpu_support.hpp"
-#include "models/gpu/gpu_weights.hpp"
 
 namespace kvhive {
 namespace {
@@ -36,16 +32,13 @@ void check_limits(const ForwardBatch& batch, std::span<const SampleChoice> choic
 }  // namespace
 
 struct GpuTransformer::State {
-  State(Device& of, const ModelConfig& model, const std::byte* mapped, const GpuLimits& most,
+  State(Device& of, const ModelConfig& model, const std::byte* region, const GpuLimits& most,
         const LayerGroups& layer_groups)
       : device(of),
         config(model),
         groups(layer_groups),
         limits(most),
-        weights(model),
-        kinds(attention_kinds(model, layer_groups)),
-        offsets(model, layer_groups, most),
-        region(mapped),
+        forward(of, model, layer_groups, most, region),
         graphs(of, most.graphs) {}
   ~State() {
     if (is_under_way) (void)stream.finish();  // queued work uses the memory that is freed now
@@ -57,222 +50,36 @@ struct GpuTransformer::State {
   ModelConfig config;
   LayerGroups groups;
   GpuLimits limits;
-  GpuWeights weights;  ///< offsets in the region of weights
-  std::vector<AttentionKind> kinds;
-  GpuBufferOffsets offsets;  ///< in `memory`
-  const std::byte* region;
+  GpuForward forward;
   DeviceBuffer memory;
   StagingBuffer staging;  ///< a step's inputs, then its outputs
   OrderedStream stream;
   DecodeGraphs graphs;
   bool is_under_way = false;
   struct {
+    std::int32_t tokens = 0;
     std::int32_t wanted_rows = 0;
     std::int32_t padded_rows = 0, K = 0;  ///< of the outputs in `staging`
   } last_step;
 
+  const GpuBufferOffsets& offsets() const { return forward.offsets(); }
   std::byte* host_outputs() const {
-    return staging.data() + round_up(offsets.input_bytes(), kInputAlignment);
+    return staging.data() + round_up(offsets().input_bytes(), kInputAlignment);
   }
-  std::byte* at(std::size_t room) const { return memory.data() + room; }
-  float* floats_at(std::size_t room) const { return reinterpret_cast<float*>(at(room)); }
-  const float* f32_at(std::size_t offset) const {
-    return offset == kNoTensor ? nullptr : reinterpret_cast<const float*>(region + offset);
-  }
-
-  StepContext step_context(std::byte* kv_base, const KvLayout& layout) const;
-  PagedAttentionArgs attention_args(const PagedKv& kv, std::int32_t window) const;
 
   Expected<void> enqueue(const GpuStep& step, std::size_t input_bytes, std::byte* kv_base,
                          const KvLayout& layout, const BeforeLayer& before_layer);
   Expected<void> compute(const GpuStep& step, std::byte* kv_base, const KvLayout& layout,
                          const BeforeLayer& before_layer);
-  /// Normalises all n rows, or the n rows that `rows` names.
-  Expected<void> norm(const std::byte* delta, std::size_t weight, std::size_t out, std::int32_t n,
-                      const std::int32_t* of_rows = nullptr);
-  Expected<void> multiply(std::size_t x, const GpuMatrix& matrix, std::size_t y, std::int32_t T,
-                          Dtype out);
-  Expected<void> project_heads(const GpuStep& step, const GpuLayer& layer);
-  Expected<void> attend(const GpuStep& step, const PagedKv& kv, const AttentionKind& kind);
-  Expected<void> feed_forward(const GpuStep& step, const GpuLayer& layer);
-  Expected<void> run_layer(const GpuStep& step, std::int32_t index, const PagedKv& kv);
-  Expected<void> choose(const GpuStep& step);
+  Expected<void> project_some(std::span<const std::int32_t> rows, std::span<float> logits);
 };
-
-PagedAttentionArgs GpuTransformer::State::attention_args(const PagedKv& kv,
-                                                         std::int32_t window) const {
-  PagedAttentionArgs args;
-  args.q = at(offsets.q);
-  args.kv = kv;
-  args.out = at(offsets.heads);
-  args.H = config.heads;
-  args.q_dtype = config.dtype;
-  args.window = window;
-  args.scale = 1 / std::sqrt(static_cast<float>(config.head_size));
-  return args;
-}
-
-StepContext GpuTransformer::State::step_context(std::byte* kv_base, const KvLayout& layout) const {
-  constexpr std::int32_t kNoWindow = 0;
-  return {attention_args(layer_view(kv_base, layout, 0), kNoWindow),
-          kinds,
-          groups.groups.count,
-          limits,
-          floats_at(offsets.attention_states),
-          offsets.most_states,
-          kv_base,
-          layout};
-}
-
-Expected<void> GpuTransformer::State::norm(const std::byte* delta, std::size_t weight,
-                                           std::size_t out, std::int32_t n,
-                                           const std::int32_t* of_rows) {
-  return add_rms_norm_cuda({.residual = floats_at(offsets.residual),
-                            .delta = delta,
-                            .weight = f32_at(weight),
-                            .out = at(out),
-                            .rows = of_rows,
-                            .n = n,
-                            .width = config.hidden_size,
-                            .eps = config.rms_norm_eps,
-                            .delta_dtype = Dtype::f32,
-                            .out_dtype = config.dtype},
-                           stream.handle());
-}
-
-Expected<void> GpuTransformer::State::multiply(std::size_t x, const GpuMatrix& matrix,
-                                               std::size_t y, std::int32_t T, Dtype out) {
-  const auto fill = [&]<class Args>(Args args) {
-    args.x = at(x);
-    args.w = region + matrix.weights;
-    args.bias = matrix.bias == kNoTensor ? nullptr : region + matrix.bias;
-    args.y = at(y);
-    args.T = T;
-    args.N = matrix.N;
-    args.K = matrix.K;
-    args.dtype = config.dtype;
-    args.out_dtype = out;
-    return args;
-  };
-  return limits.is_batch_invariant ? row_product_cuda(fill(RowProductArgs{}), stream.handle())
-                                   : device.multiply(fill(ProductArgs{}), stream.handle());
-}
-
-Expected<void> GpuTransformer::State::project_heads(const GpuStep& step, const GpuLayer& layer) {
-  const auto project = [&](const GpuMatrix& matrix, std::size_t to) {
-    return multiply(offsets.normed, matrix, to, step.T, config.dtype);
-  };
-  return project(layer.product(LayerWeight::q), offsets.q)
-      .and_then([&] { return project(layer.product(LayerWeight::k), offsets.k); })
-      .and_then([&] { return project(layer.product(LayerWeight::v), offsets.v); })
-      .and_then([&] {
-        return rotate_cuda({.q = at(offsets.q),
-                            .k = at(offsets.k),
-                            .positions = step.positions,
-                            .frequencies = f32_at(weights.frequencies),
-                            .q_norm = f32_at(layer.norm(LayerWeight::q_norm)),
-                            .k_norm = f32_at(layer.norm(LayerWeight::k_norm)),
-                            .T = step.T,
-                            .H = config.heads,
-                            .G = config.kv_heads,
-                            .D = config.head_size,
-                            .eps = config.rms_norm_eps,
-                            .dtype = config.dtype},
-                           stream.handle());
-      });
-}
-
-Expected<void> GpuTransformer::State::attend(const GpuStep& step, const PagedKv& kv,
-                                             const AttentionKind& kind) {
-  Expected<void> queued = cache_write_cuda({.k = at(offsets.k),
-                                            .v = at(offsets.v),
-                                            .slot_mapping = step.slot_mapping[kind.group.value],
-                                            .kv = kv,
-                                            .T = step.T,
-                                            .in_dtype = config.dtype},
-                                           stream.handle());
-  PagedAttentionArgs args = attention_args(kv, kind.window);
-  args.block_table = step.block_table[kind.group.value];
-  args.B = step.B;
-  args.M = step.M;
-  const auto place = std::ranges::find(kinds, kind) - kinds.begin();
-  for (const AttentionWork& work : step.attention[place])
-    if (queued) queued = paged_attention_cuda(args, work, stream.handle());
-  return queued;
-}
-
-Expected<void> GpuTransformer::State::feed_forward(const GpuStep& step, const GpuLayer& layer) {
-  const std::size_t inner = config.intermediate_size;
-  return multiply(offsets.normed, layer.product(LayerWeight::gate), offsets.gate_up, step.T,
-                  config.dtype)
-      .and_then([&] {
-        const std::byte* gate = at(offsets.gate_up);
-        return silu_multiply_cuda({.gate = gate,
-                                   .up = gate + inner * bytes_of(config.dtype),
-                                   .out = at(offsets.inner),
-                                   .T = step.T,
-                                   .I = config.intermediate_size,
-                                   .in_stride = 2 * config.intermediate_size,
-                                   .dtype = config.dtype},
-                                  stream.handle());
-      })
-      .and_then([&] {
-        return multiply(offsets.inner, layer.product(LayerWeight::down), offsets.delta, step.T,
-                        Dtype::f32);
-      });
-}
-
-/// Leaves in `delta` what the layer adds to the residual; the next norm adds it.
-Expected<void> GpuTransformer::State::run_layer(const GpuStep& step, std::int32_t index,
-                                                const PagedKv& kv) {
-  const GpuLayer& layer = weights.layers[index];
-  return norm(index == 0 ? nullptr : at(offsets.delta), layer.norm(LayerWeight::input_norm),
-              offsets.normed, step.T)
-      .and_then([&] { return project_heads(step, layer); })
-      .and_then([&] {
-        return attend(step, kv, {groups.places[index].group, config.window_of(index)});
-      })
-      .and_then([&] {
-        return multiply(offsets.heads, layer.product(LayerWeight::o), offsets.delta, step.T,
-                        Dtype::f32);
-      })
-      .and_then([&] {
-        return norm(at(offsets.delta), layer.norm(LayerWeight::post_attention_norm), offsets.normed,
-                    step.T);
-      })
-      .and_then([&] { return feed_forward(step, layer); });
-}
-
-Expected<void> GpuTransformer::State::choose(const GpuStep& step) {
-  if (step.n == 0) return {};
-  const OutputParts outputs = output_parts(at(offsets.outputs), step.n, step.K);
-  return norm(at(offsets.delta), weights.final_norm, offsets.wanted, step.n, step.logit_rows)
-      .and_then([&] {
-        return multiply(offsets.wanted, weights.lm_head, offsets.logits, step.n, Dtype::f32);
-      })
-      .and_then([&] {
-        return sample_cuda({.logits = floats_at(offsets.logits),
-                            .choices = step.choices,
-                            .tokens = outputs.tokens,
-                            .logprobs = outputs.logprobs,
-                            .likeliest_tokens = outputs.likeliest,
-                            .likeliest_logprobs = outputs.likeliest_logprobs,
-                            .n = step.n,
-                            .vocab = config.vocab_size,
-                            .K = step.K},
-                           stream.handle());
-      })
-      .and_then([&] {
-        return device.copy(host_outputs(), at(offsets.outputs), output_bytes(step.n, step.K),
-                           stream.handle());
-      });
-}
 
 Expected<void> GpuTransformer::State::enqueue(const GpuStep& step, std::size_t input_bytes,
                                               std::byte* kv_base, const KvLayout& layout,
                                               const BeforeLayer& before_layer) {
   if (step.T == 0) return {};
-  auto copied = device.copy(at(offsets.inputs), staging.data(), input_bytes, stream.handle());
+  auto copied =
+      device.copy(forward.at(offsets().inputs), staging.data(), input_bytes, stream.handle());
   if (!copied) return copied;
   const auto queue = [&] { return compute(step, kv_base, layout, before_layer); };
   // A step that waits for its swap-ins layer by layer cannot be a graph: the waits are its own.
@@ -284,19 +91,28 @@ Expected<void> GpuTransformer::State::enqueue(const GpuStep& step, std::size_t i
 Expected<void> GpuTransformer::State::compute(const GpuStep& step, std::byte* kv_base,
                                               const KvLayout& layout,
                                               const BeforeLayer& before_layer) {
-  auto queued = embed_cuda({.table = region + weights.embedding,
-                            .tokens = step.tokens,
-                            .out = floats_at(offsets.residual),
-                            .T = step.T,
-                            .width = config.hidden_size,
-                            .dtype = config.dtype},
-                           stream.handle());
-  for (std::int32_t layer = 0; layer < config.layers && queued; ++layer) {
-    const std::int32_t slot = groups.places[layer].slot;
-    if (before_layer) queued = before_layer(slot);
-    if (queued) queued = run_layer(step, layer, layer_view(kv_base, layout, slot));
-  }
-  return queued.and_then([&] { return choose(step); });
+  auto queued = forward.compute(step, kv_base, layout, before_layer);
+  if (!queued || step.n == 0) return queued;
+  return device.copy(host_outputs(), forward.at(offsets().outputs), output_bytes(step.n, step.K),
+                     stream.handle());
+}
+
+/// The logits of as many rows of the last step as there is room for.
+Expected<void> GpuTransformer::State::project_some(std::span<const std::int32_t> rows,
+                                                   std::span<float> logits) {
+  // The inputs of the last step are not needed any more.
+  std::byte* const on_device = forward.at(offsets().inputs);
+  std::memcpy(staging.data(), rows.data(), rows.size_bytes());
+  return device.copy(on_device, staging.data(), rows.size_bytes(), stream.handle())
+      .and_then([&] {
+        return forward.project(reinterpret_cast<const std::int32_t*>(on_device),
+                               static_cast<std::int32_t>(rows.size()));
+      })
+      .and_then([&] {
+        return device.copy(reinterpret_cast<std::byte*>(logits.data()),
+                           forward.at(offsets().logits), logits.size_bytes(), stream.handle());
+      })
+      .and_then([&] { return stream.finish(); });
 }
 
 std::size_t GpuTransformer::device_bytes(const ModelConfig& config, const GpuLimits& limits,
@@ -309,10 +125,10 @@ Expected<GpuTransformer> GpuTransformer::create(Device& device, const ModelConfi
                                                 const LayerGroups& groups) {
   if (auto supported = check_gpu_model(config); !supported) return forward_error(supported);
   auto state = std::make_unique<State>(device, config, weights, limits, groups);
-  auto memory = DeviceBuffer::allocate(device, state->offsets.bytes);
+  auto memory = DeviceBuffer::allocate(device, state->offsets().bytes);
   if (!memory) return forward_error(memory);
   state->memory = std::move(*memory);
-  const std::size_t staging_bytes = round_up(state->offsets.input_bytes(), kInputAlignment) +
+  const std::size_t staging_bytes = round_up(state->offsets().input_bytes(), kInputAlignment) +
                                     output_bytes(limits.logit_rows, limits.likeliest);
   auto staging = StagingBuffer::allocate(device, staging_bytes);
   if (!staging) return forward_error(staging);
@@ -320,6 +136,7 @@ Expected<GpuTransformer> GpuTransformer::create(Device& device, const ModelConfi
   auto stream = OrderedStream::open(device);
   if (!stream) return forward_error(stream);
   state->stream = std::move(*stream);
+  state->forward.use(state->memory.data(), state->stream.handle());
   return GpuTransformer(std::move(state));
 }
 
@@ -330,7 +147,9 @@ GpuTransformer::~GpuTransformer() = default;
 
 const ModelConfig& GpuTransformer::config() const { return state_->config; }
 const OrderedStream& GpuTransformer::stream() const { return state_->stream; }
-const float* GpuTransformer::logits() const { return state_->floats_at(state_->offsets.logits); }
+const float* GpuTransformer::logits() const {
+  return state_->forward.floats_at(state_->offsets().logits);
+}
 
 Expected<void> GpuTransformer::read_logits(std::span<const std::size_t> rows,
                                            std::span<float> to) const {
@@ -347,6 +166,23 @@ Expected<void> GpuTransformer::read_logits(std::span<const std::size_t> rows,
   return stream().finish();
 }
 
+Expected<void> GpuTransformer::further_logits(std::span<const std::int32_t> rows,
+                                              std::span<float> logits) {
+  State& state = *state_;
+  const std::size_t vocab = config().vocab_size, most = state.limits.logit_rows;
+  KV_CHECK(!state.is_under_way && logits.size() == rows.size() * vocab, logits.size(), rows.size());
+  for (const std::int32_t row : rows)
+    KV_CHECK(row >= 0 && row < state.last_step.tokens, row, state.last_step.tokens);
+  for (std::size_t done = 0; done < rows.size(); done += most) {
+    const std::size_t count = std::min(most, rows.size() - done);
+    if (auto some = state.project_some(rows.subspan(done, count),
+                                       logits.subspan(done * vocab, count * vocab));
+        !some)
+      return some;
+  }
+  return {};
+}
+
 Expected<void> GpuTransformer::start(const ForwardBatch& batch,
                                      std::span<const SampleChoice> choices, std::byte* kv_base,
                                      const KvLayout& layout, const BeforeLayer& before_layer) {
@@ -354,10 +190,12 @@ Expected<void> GpuTransformer::start(const ForwardBatch& batch,
   KV_CHECK(!state.is_under_way);
   check_batch(batch, state.config, state.groups, layout);
   check_limits(batch, choices, state.limits);
-  StepInputs inputs(state.staging.data(), state.at(state.offsets.inputs),
-                    state.offsets.input_bytes());
-  const GpuStep step = plan_step(state.step_context(kv_base, layout), batch, choices, inputs);
-  state.last_step = {static_cast<std::int32_t>(batch.logit_rows.size()), step.n, step.K};
+  StepInputs inputs(state.staging.data(), state.forward.at(state.offsets().inputs),
+                    state.offsets().input_bytes());
+  const GpuStep step =
+      plan_step(state.forward.step_context(kv_base, layout), batch, choices, inputs);
+  state.last_step = {static_cast<std::int32_t>(batch.tokens.size()),
+                     static_cast<std::int32_t>(batch.logit_rows.size()), step.n, step.K};
   auto queued = state.enqueue(step, inputs.bytes(), kv_base, layout, before_layer);
   if (queued) queued = state.stream.mark();
   if (queued) {

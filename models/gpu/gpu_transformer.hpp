@@ -1,8 +1,9 @@
 #pragma once
-// A decoder of the Llama family over a paged KV cache, on a GPU: the forward pass of
-// models/transformer.hpp and then the sampler, queued on one stream. Matrix products are computed
-// by the device's library (cuBLASLt) or, if batch-invariant, by this project's kernel; all other
-// kernels are in kernels/cuda.
+// A decoder (architecture.hpp lists the families) over a paged KV cache, on a GPU: the forward pass
+// of models/transformer.hpp and then the sampler, queued on one stream. Matrix products are
+// computed by the device's library (cuBLASLt) or, if batch-invariant, by this project's kernel;
+// those of experts, and of the heads of latent attention, always by the latter. All other kernels
+// are in kernels/cuda.
 //
 // The residual is f32; inputs of products have the model's dtype. A row's bits depend on the batch
 // only through the device's library.
@@ -82,6 +83,14 @@ class GpuTransformer {
   /// \param to  [rows, vocab]
   [[nodiscard]] Expected<void> read_logits(std::span<const std::size_t> rows,
                                            std::span<float> to) const;
+
+  /// Logits of further tokens of the last step, as Transformer::further_logits(). Call it after
+  /// wait(), and after read_logits(): it overwrites what logits() has.
+  ///
+  /// \param rows    rows of that batch
+  /// \param logits  [rows, vocab] on the host
+  [[nodiscard]] Expected<void> further_logits(std::span<const std::int32_t> rows,
+                                              std::span<float> logits);
 
  private:
   struct State;

@@ -4,12 +4,15 @@
 #include <array>
 #include <cstring>
 #include <functional>
+#include <optional>
 #include <span>
+#include <utility>
 
 #include "base/round_up.hpp"
 #include "device/device_memory.hpp"
 #include "kernels/element.hpp"
 #include "models/gpu/gpu_support.hpp"
+#include "models/quantization/quantized_matrix.hpp"
 #include "models/rope.hpp"
 
 namespace kvhive {
@@ -21,34 +24,47 @@ constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
 /// Assigns offsets to tensors, one after the other.
 class Builder {
  public:
-  Builder(GpuWeights& weights, Dtype dtype) : weights_(weights), dtype_(dtype) {}
+  Builder(GpuWeights& weights, const ModelConfig& config) : weights_(weights), config_(config) {}
 
   std::size_t reserve(std::size_t bytes) {
     const std::size_t offset = round_up(weights_.bytes, kAlignment);
     weights_.bytes = offset + bytes;
     return offset;
   }
+  Dtype dtype() const { return config_.dtype; }
+  /// The tensors that are added next are of this entry of model_tensors(), and of those after it.
+  void next_listed(std::size_t listed) { listed_ = listed; }
+
   /// \returns its offset
-  std::size_t add(const std::string& name, std::vector<std::int64_t> shape, Dtype dtype) {
-    GpuWeights::Tensor tensor{name, std::move(shape), dtype, 0};
-    tensor.offset = reserve(tensor.bytes());
-    weights_.tensors.push_back(std::move(tensor));
-    return weights_.tensors.back().offset;
-  }
   std::size_t norm(const ModelTensor& listed) {
-    return add(listed.weight_name(), listed.weight_shape(), Dtype::f32);
+    const std::size_t offset = add(listed.weight_name(), listed.weight_shape(), Dtype::f32);
+    if (config_.architecture->family == Family::gemma)
+      weights_.tensors.back().made = GpuWeights::Made::plus_one;
+    return offset;
+  }
+  std::size_t key_halves(const ModelTensor& kv_b) {
+    const LatentShape& shape = config_.latent;
+    const std::size_t count = std::size_t(config_.heads) * shape.rank * shape.nope;
+    const std::size_t offset = reserve(count * bytes_of(config_.dtype));
+    weights_.tensors.push_back({kv_b.weight_name(), kv_b.weight_shape(), config_.dtype, offset,
+                                count, GpuWeights::Made::key_halves, listed_});
+    return offset;
   }
   /// Adds several matrices of the same shape as one matrix: their rows without a gap, then their
   /// biases without a gap.
   GpuMatrix matrix(std::span<const ModelTensor> stacked) {
     const ModelTensor& first = stacked.front();
+    const std::size_t first_listed = listed_;
     GpuMatrix made;
     made.N = first.rows * static_cast<std::int32_t>(stacked.size());
     made.K = first.columns;
-    for (const ModelTensor& listed : stacked)
-      place(made.weights, listed.weight_name(), listed.weight_shape(), dtype_);
+    for (const ModelTensor& listed : stacked) {
+      place(made.weights, listed.weight_name(), listed.weight_shape(), config_.dtype);
+      ++listed_;
+    }
+    listed_ = first_listed;
     // A bias has the dtype in which its product is stored.
-    const Dtype bias_dtype = first.product == ProductDtype::f32 ? Dtype::f32 : dtype_;
+    const Dtype bias_dtype = first.product == ProductDtype::f32 ? Dtype::f32 : config_.dtype;
     if (first.has_bias)
       for (const ModelTensor& listed : stacked)
         place(made.bias, listed.bias_name(), listed.bias_shape(), bias_dtype);
@@ -56,20 +72,30 @@ class Builder {
   }
 
  private:
+  std::size_t add(const std::string& name, const std::vector<std::int64_t>& shape, Dtype dtype) {
+    std::size_t begin = kNoTensor;
+    place(begin, name, shape, dtype);
+    return begin;
+  }
+
   /// Adds a tensor of a stack. The first goes to an aligned offset, which is stored in `begin`;
   /// each other begins where the tensor before it ends.
   void place(std::size_t& begin, const std::string& name, const std::vector<std::int64_t>& shape,
              Dtype dtype) {
-    if (begin == kNoTensor) {
-      begin = add(name, shape, dtype);
-      return;
-    }
-    weights_.tensors.push_back({name, shape, dtype, weights_.bytes});
-    weights_.bytes += weights_.tensors.back().bytes();
+    std::size_t count = 1;
+    for (const std::int64_t dim : shape) count *= static_cast<std::size_t>(dim);
+    std::size_t offset = weights_.bytes;
+    if (begin == kNoTensor)
+      begin = offset = reserve(count * bytes_of(dtype));
+    else
+      weights_.bytes += count * bytes_of(dtype);
+    weights_.tensors.push_back(
+        {name, shape, dtype, offset, count, GpuWeights::Made::as_it_is, listed_});
   }
 
   GpuWeights& weights_;
-  Dtype dtype_;
+  const ModelConfig& config_;
+  std::size_t listed_ = 0;
 };
 
 /// The tensors that are multiplied in one product: the first of `rest` and those that are fused
@@ -78,6 +104,22 @@ std::span<const ModelTensor> stack_of(std::span<const ModelTensor> rest) {
   std::size_t count = 1;
   while (count < rest.size() && rest[count].fusion == Fusion::with_previous) ++count;
   return rest.first(count);
+}
+
+void place_layer_weight(Builder& builder, std::span<const ModelTensor> stack, GpuLayer& layer) {
+  const ModelTensor& tensor = stack.front();
+  const auto weight = static_cast<std::size_t>(tensor.weight);
+  if (tensor.is_vector()) {
+    layer.norms[weight] = builder.norm(tensor);
+    return;
+  }
+  const GpuMatrix matrix = builder.matrix(stack);
+  if (tensor.expert <= 0) layer.products[weight] = matrix;
+  // All experts' weights have the same sizes, so all are as far apart as the first two are.
+  if (tensor.expert == 1 && tensor.weight == LayerWeight::expert_gate)
+    layer.expert_step = static_cast<std::int64_t>(
+        (matrix.weights - layer.products[weight].weights) / bytes_of(builder.dtype()));
+  if (tensor.weight == LayerWeight::kv_b) layer.to_latent = builder.key_halves(tensor);
 }
 
 /// Uploads through two pieces of page-locked memory in turn: one is filled while the other is
@@ -132,34 +174,105 @@ class Uploader {
   std::size_t next_ = 0;
 };
 
-void convert(const TensorView& from, std::size_t first, Dtype to, std::span<std::byte> out) {
-  const std::size_t count = out.size() / bytes_of(to);
-  if (from.dtype == to) {
-    std::memcpy(out.data(), from.bytes.data() + first * bytes_of(to), out.size());
-    return;
+/// A tensor as the region gets it: of its bytes those from `first` on.
+class Conversion {
+ public:
+  Conversion(const GpuWeights::Tensor& tensor, const TensorView& from, const LatentShape& latent)
+      : tensor_(tensor), from_(from), latent_(latent) {}
+
+  void operator()(std::span<std::byte> out, std::size_t first) const {
+    using Made = GpuWeights::Made;
+    const std::size_t size = bytes_of(tensor_.dtype);
+    if (tensor_.made == Made::as_it_is && from_.dtype == tensor_.dtype) {
+      std::memcpy(out.data(), from_.bytes.data() + first, out.size());
+      return;
+    }
+    const float added = tensor_.made == Made::plus_one ? 1 : 0;
+    const bool is_turned = tensor_.made == Made::key_halves;
+    for (std::size_t i = 0; i < out.size() / size; ++i) {
+      const std::size_t at = first / size + i;
+      const float value =
+          load_element(from_.bytes.data(), is_turned ? of_key_half(at) : at, from_.dtype);
+      store_element(out.data(), i, value + added, tensor_.dtype);
+    }
   }
-  for (std::size_t i = 0; i < count; ++i)
-    store_element(out.data(), i, load_element(from.bytes.data(), first + i, from.dtype), to);
+
+ private:
+  /// The element of kv_b_proj, [H * (nope + value), rank], that is element `at` of [H, rank, nope].
+  std::size_t of_key_half(std::size_t at) const {
+    const std::size_t nope = latent_.nope, rank = latent_.rank;
+    const std::size_t head = at / (rank * nope), column = at / nope % rank, row = at % nope;
+    return (head * (nope + latent_.value) + row) * rank + column;
+  }
+
+  const GpuWeights::Tensor& tensor_;
+  const TensorView& from_;
+  const LatentShape& latent_;
+};
+
+/// The tensors that are computed here: frequencies, and scales of the cache.
+struct ComputedTensors {
+  Rope rope;
+  std::optional<Rope> sliding;
+  std::vector<float> kv_scales;
+
+  static Expected<ComputedTensors> of(const ModelConfig& config,
+                                      const SafetensorsDirectory& files) {
+    ComputedTensors made{Rope(config), {}, {}};
+    if (config.has_sliding_rope()) made.sliding.emplace(config.head_size, config.rope.sliding);
+    for (std::int32_t layer = 0; layer < config.layers; ++layer) {
+      const auto scales = read_kv_scales(files, layer);
+      if (!scales) return forward_error(scales);
+      const KvScaleValues values = scales->value_or(KvScaleValues{});
+      made.kv_scales.insert(made.kv_scales.end(), {values.k, values.v});
+    }
+    return made;
+  }
+
+  Expected<void> send(Uploader& uploader, const GpuWeights& weights, std::byte* region) const {
+    const auto put = [&](std::size_t offset, std::span<const float> values) {
+      const auto bytes = std::as_bytes(values);
+      return uploader.put(region + offset, bytes.size(),
+                          [&](std::span<std::byte> out, std::size_t first) {
+                            std::ranges::copy(bytes.subspan(first, out.size()), out.begin());
+                          });
+    };
+    auto sent = put(weights.frequencies, rope.frequencies());
+    if (sent && sliding) sent = put(weights.sliding_frequencies, sliding->frequencies());
+    if (sent) sent = put(weights.kv_scales, kv_scales);
+    return sent;
+  }
+};
+
+/// A tensor's elements: in the files, or in `values` if the files have it in FP8.
+Expected<TensorView> elements_of(const GpuWeights::Tensor& tensor, const ModelTensor& listed,
+                                 const ModelConfig& config, const SafetensorsDirectory& files,
+                                 std::vector<std::byte>& values) {
+  if (listed.use == ModelTensor::Use::embedding || tensor.name != listed.weight_name() ||
+      !is_in_fp8(files, listed, config.quantization))
+    return files.find(tensor.name, tensor.shape);
+  const Dtype dtype = dtype_of_quantized(config.dtype);
+  auto read = read_quantized(files, listed, config.quantization, dtype);
+  if (!read) return forward_error(read);
+  values = std::move(*read);
+  return TensorView{dtype, values};
 }
 
 Expected<void> send_all(Uploader& uploader, const ModelConfig& config,
                         const SafetensorsDirectory& files, std::byte* region,
                         const LoadProgress& progress) {
   const GpuWeights weights(config);
-  const Rope rope(config);
-  const auto frequencies = std::as_bytes(rope.frequencies());
-  auto sent = uploader.put(region + weights.frequencies, frequencies.size(),
-                           [&](std::span<std::byte> out, std::size_t first) {
-                             std::ranges::copy(frequencies.subspan(first, out.size()), out.begin());
-                           });
+  const auto listed = model_tensors(config);
+  const auto computed = ComputedTensors::of(config, files);
+  if (!computed) return forward_error(computed);
+  auto sent = computed->send(uploader, weights, region);
   for (std::size_t i = 0; i < weights.tensors.size() && sent; ++i) {
     const GpuWeights::Tensor& tensor = weights.tensors[i];
-    auto found = files.find(tensor.name, tensor.shape);
+    std::vector<std::byte> values;
+    const auto found = elements_of(tensor, listed[tensor.listed], config, files, values);
     if (!found) return forward_error(found);
     sent = uploader.put(region + tensor.offset, tensor.bytes(),
-                        [&](std::span<std::byte> out, std::size_t first) {
-                          convert(*found, first / bytes_of(tensor.dtype), tensor.dtype, out);
-                        });
+                        Conversion(tensor, *found, config.latent));
     if (sent && progress) progress(i + 1, weights.tensors.size());
   }
   return sent;
@@ -167,30 +280,23 @@ Expected<void> send_all(Uploader& uploader, const ModelConfig& config,
 
 }  // namespace
 
-std::size_t GpuWeights::Tensor::bytes() const {
-  std::size_t all = bytes_of(dtype);
-  for (const std::int64_t dim : shape) all *= static_cast<std::size_t>(dim);
-  return all;
-}
-
 GpuWeights::GpuWeights(const ModelConfig& config) {
-  Builder builder(*this, config.dtype);
-  frequencies = builder.reserve(config.head_size / 2 * sizeof(float));
+  Builder builder(*this, config);
+  const std::size_t frequency_bytes = config.rotated_size() / 2 * sizeof(float);
+  frequencies = builder.reserve(frequency_bytes);
+  if (config.has_sliding_rope()) sliding_frequencies = builder.reserve(frequency_bytes);
+  kv_scales = builder.reserve(std::size_t(config.layers) * 2 * sizeof(float));
   layers.resize(config.layers);
   const auto listed = model_tensors(config);
   for (auto rest = std::span(listed); !rest.empty();) {
     const auto stack = stack_of(rest);
     const ModelTensor& tensor = stack.front();
-    const auto weight = static_cast<std::size_t>(tensor.weight);
+    builder.next_listed(listed.size() - rest.size());
     switch (tensor.use) {
       case ModelTensor::Use::embedding: embedding = builder.matrix(stack).weights; break;
       case ModelTensor::Use::final_norm: final_norm = builder.norm(tensor); break;
       case ModelTensor::Use::lm_head: lm_head = builder.matrix(stack); break;
-      case ModelTensor::Use::layer:
-        if (tensor.is_vector())
-          layers[tensor.layer].norms[weight] = builder.norm(tensor);
-        else
-          layers[tensor.layer].products[weight] = builder.matrix(stack);
+      case ModelTensor::Use::layer: place_layer_weight(builder, stack, layers[tensor.layer]);
     }
     rest = rest.subspan(stack.size());
   }
@@ -202,7 +308,6 @@ Expected<void> upload_weights(Device& device, const ModelConfig& config,
                               const SafetensorsDirectory& files, std::byte* region,
                               const LoadProgress& progress) {
   if (auto supported = check_gpu_model(config); !supported) return supported;
-  if (auto supported = check_gpu_files(config, files); !supported) return supported;
   auto uploader = Uploader::create(device);
   if (!uploader) return forward_error(uploader);
   auto sent = send_all(*uploader, config, files, region, progress);

@@ -33,8 +33,12 @@ struct GpuMatrix {
 struct GpuLayer {
   std::array<std::size_t, kLayerWeightCount> norms = no_norms();  ///< f32
   /// One entry per product. Matrices that are multiplied in one product lie one after the other and
-  /// share the entry of the first: the entry of `gate` also has the rows of `up`.
+  /// share the entry of the first: the entry of `gate` also has the rows of `up`. Of experts'
+  /// weights it is the first expert's.
   std::array<GpuMatrix, kLayerWeightCount> products;
+  std::int64_t expert_step = 0;  ///< elements from a weight of one expert to that of the next
+  /// With latent attention each head's W_UK, transposed: [H, rank, nope] (models/latent).
+  std::size_t to_latent = kNoTensor;
 
   std::size_t norm(LayerWeight weight) const { return norms[static_cast<std::size_t>(weight)]; }
   const GpuMatrix& product(LayerWeight weight) const {
@@ -50,23 +54,36 @@ struct GpuLayer {
 };
 
 struct GpuWeights {
-  /// A tensor of the model's files, and its offset in the region. Bytes between tensors are not
+  /// What becomes of a tensor on its way to the region.
+  enum class Made : std::uint8_t {
+    as_it_is,
+    plus_one,    ///< Gemma's norms, which the files have less 1
+    key_halves,  ///< of kv_b_proj each head's W_UK, transposed
+  };
+  /// A tensor of the model's files, and its place in the region. Bytes between tensors are not
   /// written.
   struct Tensor {
     std::string name;
-    std::vector<std::int64_t> shape;
-    Dtype dtype;
+    std::vector<std::int64_t> shape;  ///< in the files
+    Dtype dtype;                      ///< in the region
     std::size_t offset;
-    std::size_t bytes() const;
+    std::size_t count;  ///< of elements in the region
+    Made made = Made::as_it_is;
+    std::size_t listed = 0;  ///< whose weight or bias it is, in model_tensors()
+    std::size_t bytes() const { return count * bytes_of(dtype); }
   };
 
   explicit GpuWeights(const ModelConfig& config);
 
   std::vector<Tensor> tensors;
-  std::size_t bytes = 0;        ///< size of the region
-  std::size_t frequencies = 0;  ///< offset of the rotary embedding's frequencies, f32 [D/2]; they
-                                ///< are computed, not read from a file
-  std::size_t embedding = 0;    ///< offset of [vocab, hidden] of the model's dtype
+  std::size_t bytes = 0;  ///< size of the region
+  /// Offsets of the rotary embedding's frequencies, f32 [D/2], which are computed, not read from a
+  /// file; of layers with a window, where they rotate otherwise.
+  std::size_t frequencies = 0, sliding_frequencies = kNoTensor;
+  /// Offset of f32 [layers, 2]: what K and V of a cache of fp8 are divided by; 1 unless the files
+  /// have k_scale and v_scale.
+  std::size_t kv_scales = 0;
+  std::size_t embedding = 0;  ///< offset of [vocab, hidden] of the model's dtype
   std::size_t final_norm = 0;
   GpuMatrix lm_head;  ///< if tied, the same offset as `embedding`
   std::vector<GpuLayer> layers;

@@ -89,7 +89,10 @@ TEST(RowArgumentsDeathTest, NameShapesThatNoModelHas) {
   EXPECT_DEATH(add_rms_norm_reference({.n = 1, .width = 4, .out_dtype = Dtype::int8}),
                "out_dtype.*5");
   EXPECT_DEATH(rotate_reference({.T = 1, .H = 1, .G = 1, .D = 7}), "D % 2 == 0.*7");
-  EXPECT_DEATH(silu_multiply_reference({.T = 1, .I = 8, .in_stride = 4}), "in_stride >= .*8 4");
+  EXPECT_DEATH(rotate_pairs_reference({.T = 1, .H = 1, .D = 8, .from_stride = 8}),
+               "to_stride >= .*8 0");
+  EXPECT_DEATH(gate_multiply_reference({.T = 1, .I = 8, .in_stride = 4}), "in_stride >= .*8 4");
+  EXPECT_DEATH(soft_cap_reference({.count = 1}), "cap > 0");
   const SampleChoice choice{.likeliest = 3};
   EXPECT_DEATH(sample_reference({.choices = &choice, .n = 1, .vocab = 9, .K = 2}),
                "likeliest.*3 2");

@@ -44,7 +44,7 @@ TEST(KernelReferences, NormAndSwigluAreTheCpusRowOps) {
   EXPECT_EQ(residual, sum);
   expect_near(out, want);
 
-  silu_multiply_reference({sum.data(), delta.data(), out.data(), T, kWidth, kWidth, Dtype::f32});
+  gate_multiply_reference({sum.data(), delta.data(), out.data(), T, kWidth, kWidth, Dtype::f32});
   silu_multiply(sum, delta);
   expect_near(out, sum);
 }

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "actors/prompt_scores.hpp"
 #include "actors/transformer_runner.hpp"
 #include "config/models/hosted_models.hpp"
 #include "models/fingerprint.hpp"
@@ -46,7 +47,7 @@ Expected<std::size_t> profile(const Options& options, const ModelConfig& config)
   StepPlan plan;
   plan.work.push_back({SeqId{1}, 0, std::vector<TokenId>(length, 0), {}, true, {}, 0});
   ScheduledSequence& work = plan.work.back();
-  work.scored.assign(std::min<std::size_t>(length, TransformerRunner::scored_at_once(config)), 0);
+  work.scored.assign(std::min<std::size_t>(length, scored_at_once(config)), 0);
   work.prompt_logprobs = kMostLogprobs;
   // All groups may use the same blocks: nobody looks at the result.
   const std::uint32_t groups = group_layers(config).groups.count;
@@ -64,7 +65,7 @@ Expected<std::size_t> profile(const Options& options, const ModelConfig& config)
 std::size_t estimate(const Options& options, const ModelConfig& config) {
   constexpr std::size_t kOfAProcess = std::size_t{24} << 20;
   const std::size_t rows =
-      std::max<std::size_t>(options.most_sampled_rows(), TransformerRunner::scored_at_once(config));
+      std::max<std::size_t>(options.most_sampled_rows(), scored_at_once(config));
   return kOfAProcess + Transformer::step_bytes(config, options.max_num_batched_tokens, rows) +
          rows * config.vocab_size * sizeof(float);
 }

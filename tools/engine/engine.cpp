@@ -249,8 +249,7 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
   port_ = start_or_exit([&] {
     return std::make_unique<Port>(
         loop_, ring, tokenizer_,
-        PortLimits{options.seed, prompt, self_, &pool_->counters(), adapter_names(options),
-                   /*scores_prompts=*/!gpu_});
+        PortLimits{options.seed, prompt, self_, &pool_->counters(), adapter_names(options)});
   });
   self_.board->serve(self_.life, {options.max_num_seqs, 0}, self_.model);
 }

@@ -35,10 +35,6 @@ Expected<void> check_supported(const Options& options, const ModelConfig& config
   if (!std::has_single_bit(options.block_size))
     return failure(Errc::bad_argument, "block-size: '" + std::to_string(options.block_size) +
                                            "' must be a power of two on a GPU; 16 is usual");
-  if (config.head_size < 8 || config.head_size > 256 || config.head_size % 8 != 0)
-    return failure(Errc::unsupported,
-                   "head size " + std::to_string(config.head_size) +
-                       ": on a GPU it must be 8 to 256, a multiple of 8; use --device cpu");
   if (!options.batch_invariant) return {};
   if (config.dtype == Dtype::f32)
     return failure(

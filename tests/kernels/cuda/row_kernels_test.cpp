@@ -52,7 +52,7 @@ TEST(EmbedCuda, GathersRowsOfAnyTable) {
     for (const std::int32_t width : {4, 64, 1028}) {
       Guarded table(random_floats(kVocab * width, 1), dtype);
       EmbedArgs args{table.data(), tokens.data(), nullptr, std::int32_t(tokens.size()),
-                     width,        dtype};
+                     width,        dtype,         1.5f};
       Guarded want(tokens.size() * width, Dtype::f32);
       args.out = want.as<float>();
       embed_reference(args);
@@ -71,6 +71,8 @@ struct NormCase {
   Dtype delta, out;
   bool has_delta;
   std::vector<std::int32_t> rows;  ///< empty: all
+  bool has_residual = true;
+  std::int32_t beside = 0;  ///< elements beside each row of delta
 };
 
 class NormFixture {
@@ -79,7 +81,7 @@ class NormFixture {
       : case_(c),
         n_(c.rows.empty() ? c.T : std::int32_t(c.rows.size())),
         residual_(random_floats(std::size_t(c.T) * c.width, 1, 3), Dtype::f32),
-        delta_(random_floats(std::size_t(c.T) * c.width, 2), c.delta),
+        delta_(random_floats(std::size_t(c.T) * (c.width + c.beside), 2), c.delta),
         weight_(random_floats(c.width, 3), Dtype::f32) {}
 
   /// Runs rows first..first+count-1 as a batch of their own.
@@ -93,8 +95,11 @@ class NormFixture {
     Guarded residual(values, Dtype::f32);
     Guarded out(count * width, case_.out);
     AddRmsNormArgs args;
-    args.residual = residual.as<float>();
-    if (case_.has_delta) args.delta = delta_.data() + begin * bytes_of(case_.delta);
+    if (case_.has_residual) args.residual = residual.as<float>();
+    const std::size_t stride = width + case_.beside;
+    if (case_.has_delta)
+      args.delta = delta_.data() + begin / width * stride * bytes_of(case_.delta);
+    if (case_.beside > 0) args.delta_stride = std::int64_t(stride);
     args.weight = weight_.as<float>();
     args.out = out.data();
     args.rows = case_.rows.empty() ? nullptr : case_.rows.data() + first;
@@ -144,10 +149,23 @@ TEST(AddRmsNormCuda, TakesNamedRowsAndLeavesTheResidual) {
   NormFixture({5, 72, Dtype::bf16, Dtype::f32, false, {1}}).check();
 }
 
+TEST(AddRmsNormCuda, NormsADeltaThatIsForNoResidual) {
+  for (const std::int32_t beside : {0, 64})
+    NormFixture({3, 72, Dtype::bf16, Dtype::f32, true, {}, false, beside}).check();
+  Guarded in_place(random_floats(3 * 72, 1), Dtype::f32), weight(random_floats(72, 2), Dtype::f32);
+  Guarded apart(3 * 72, Dtype::f32);
+  AddRmsNormArgs args{nullptr, in_place.data(), weight.as<float>(), apart.data(), nullptr, 3, 72};
+  expect_done(add_rms_norm_cuda(args, nullptr));
+  args.out = in_place.data();
+  expect_done(add_rms_norm_cuda(args, nullptr));
+  EXPECT_TRUE(in_place == apart);
+}
+
 struct RotateCase {
   std::int32_t H, G, D;
   Dtype dtype;
   bool has_norm;
+  float factor = 1;
 };
 
 const std::vector<std::int32_t> kPositions = {0, 1, 77, 4095, 65537, 131072};
@@ -181,6 +199,7 @@ void expect_rotated(const RotateCase& c) {
     args.D = c.D;
     args.eps = 1e-6f;
     args.dtype = c.dtype;
+    args.factor = c.factor;
     rotate(args);
     return std::pair{std::move(q_rows), std::move(k_rows)};
   };
@@ -205,10 +224,69 @@ TEST(RotateCuda, TurnsHeadsOfEverySize) {
 
 TEST(RotateCuda, NormsHeadsBeforeTurningThem) {
   for (const Dtype dtype : kActivations) expect_rotated({5, 2, 128, dtype, true});
-  expect_rotated({1, 1, 24, Dtype::f32, true});
+  expect_rotated({1, 1, 24, Dtype::f32, true, 1.3f});
 }
 
-TEST(SiluMultiplyCuda, MultipliesRowsAndHalvesOfRows) {
+/// Heads of wider rows go to rows of another width, as latent attention's queries do.
+TEST(RotatePairsCuda, TurnsNeighboursFromRowsToOtherRows) {
+  constexpr std::int32_t kHeads = 3, kFrom = 24, kTo = 20;
+  const std::size_t T = kPositions.size();
+  for (const Dtype dtype : kActivations)
+    for (const std::int32_t D : {8, 16}) {
+      Guarded from(random_floats(T * kHeads * kFrom, 1), dtype);
+      std::vector<float> inverse(D / 2);
+      for (std::size_t i = 0; i < inverse.size(); ++i)
+        inverse[i] = static_cast<float>(std::pow(10000.0, -2.0 * double(i) / D));
+      const auto run = [&](auto rotate, std::size_t first, std::size_t count) {
+        Guarded to(std::vector<float>(count * kHeads * kTo, 7), dtype);
+        RotatePairsArgs args;
+        args.from = from.data() + first * kHeads * kFrom * bytes_of(dtype);
+        args.to = to.data();
+        args.positions = kPositions.data() + first;
+        args.frequencies = inverse.data();
+        args.T = std::int32_t(count);
+        args.H = kHeads;
+        args.D = D;
+        args.from_stride = kFrom;
+        args.to_stride = kTo;
+        args.dtype = dtype;
+        args.factor = 1.25f;
+        rotate(args);
+        return to;
+      };
+      const auto on_device = [](const RotatePairsArgs& args) {
+        expect_done(rotate_pairs_cuda(args, nullptr));
+      };
+      const Guarded want = run(rotate_pairs_reference, 0, T);
+      const Guarded got = in_all_schedules([&] { return run(on_device, 0, T); });
+      expect_near(got, want, dtype, 1.0);
+      EXPECT_EQ(got[kTo - 1], 7);  // what is beside a head stays
+      for (std::size_t t = 0; t < T; ++t)
+        EXPECT_EQ(run(on_device, t, 1).slice(0, kHeads * kTo),
+                  got.slice(t * kHeads * kTo, kHeads * kTo));
+    }
+}
+
+TEST(SoftCapCuda, BendsValuesToTheCap) {
+  for (const std::size_t count : {1, 256, 1000}) {
+    auto values = random_floats(count, 1, 60);
+    values[0] = 1e30f;
+    const auto run = [&](auto cap) {
+      Guarded capped(values, Dtype::f32);
+      cap(SoftCapArgs{capped.as<float>(), std::int64_t(count), 30});
+      return capped;
+    };
+    const Guarded got = in_all_schedules([&] {
+      return run([](const SoftCapArgs& args) { expect_done(soft_cap_cuda(args, nullptr)); });
+    });
+    expect_near(got, run(soft_cap_reference), Dtype::f32);
+    EXPECT_EQ(got[0], 30);
+  }
+}
+
+class GateMultiplyCuda : public ::testing::TestWithParam<Activation> {};
+
+TEST_P(GateMultiplyCuda, MultipliesRowsAndHalvesOfRows) {
   constexpr std::int32_t T = 3;
   for (const Dtype dtype : kActivations)
     for (const std::int32_t I : {4, 172, 2052})
@@ -219,31 +297,38 @@ TEST(SiluMultiplyCuda, MultipliesRowsAndHalvesOfRows) {
         gate[1] = 200;
         if (!is_merged) up = random_floats(gate.size(), 2);
         Guarded gates(gate, dtype), ups(up, dtype);
-        SiluMultiplyArgs args;
+        GateMultiplyArgs args;
         args.gate = gates.data();
         args.up = is_merged ? gates.data() + I * bytes_of(dtype) : ups.data();
         args.T = T;
         args.I = I;
         args.in_stride = stride;
         args.dtype = dtype;
+        args.activation = GetParam();
         const std::size_t count = std::size_t(T) * I;
         Guarded want(count, dtype);
         args.out = want.data();
-        silu_multiply_reference(args);
+        gate_multiply_reference(args);
         const Guarded got = in_all_schedules([&] {
           Guarded out(count, dtype);
           args.out = out.data();
-          expect_done(silu_multiply_cuda(args, nullptr));
+          expect_done(gate_multiply_cuda(args, nullptr));
           return out;
         });
         expect_near(got, want, dtype);
         if (is_merged) continue;
         Guarded in_place(gate, dtype);
         args.gate = args.out = in_place.data();
-        expect_done(silu_multiply_cuda(args, nullptr));
+        expect_done(gate_multiply_cuda(args, nullptr));
         EXPECT_TRUE(in_place == got);
       }
 }
+
+INSTANTIATE_TEST_SUITE_P(Activations, GateMultiplyCuda,
+                         ::testing::Values(Activation::silu, Activation::gelu),
+                         [](const auto& test) {
+                           return test.param == Activation::silu ? "silu" : "gelu";
+                         });
 
 #if !defined(KVHIVE_GPU_TESTS)
 TEST(RowKernelsCuda, RefuseWhatTheyCannotDoAndTakeNothing) {
@@ -264,8 +349,15 @@ TEST(RowKernelsCuda, RefuseWhatTheyCannotDoAndTakeNothing) {
   EXPECT_EQ(code(add_rms_norm_cuda(norm, nullptr)), Errc::bad_argument);
   RotateArgs rotate{memory, memory, tokens, memory, nullptr, nullptr, 1, 0, 1, 8};
   EXPECT_EQ(code(rotate_cuda(rotate, nullptr)), Errc::bad_argument);
-  SiluMultiplyArgs silu{memory, memory, memory, 1, 8, 4};
-  EXPECT_EQ(code(silu_multiply_cuda(silu, nullptr)), Errc::bad_argument);
+  norm = {nullptr, nullptr, memory, memory, nullptr, 1, 8};
+  EXPECT_EQ(code(add_rms_norm_cuda(norm, nullptr)), Errc::bad_argument);
+  RotatePairsArgs pairs{memory, memory + 32, tokens, memory, 1, 1, 8, 8, 4};
+  EXPECT_EQ(code(rotate_pairs_cuda(pairs, nullptr)), Errc::bad_argument);
+  pairs.to_stride = 9;
+  EXPECT_EQ(code(rotate_pairs_cuda(pairs, nullptr)), Errc::unsupported);
+  GateMultiplyArgs gate{memory, memory, memory, 1, 8, 4};
+  EXPECT_EQ(code(gate_multiply_cuda(gate, nullptr)), Errc::bad_argument);
+  EXPECT_EQ(code(soft_cap_cuda({memory, 8, 0}, nullptr)), Errc::bad_argument);
   EXPECT_EQ(simt::statistics().blocks, before);
 }
 #endif

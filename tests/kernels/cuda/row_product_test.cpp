@@ -85,12 +85,16 @@ TEST(RowProductCuda, IsRightForAnyShape) {
                                 {33, 64, 64},
                                 {64, 65, 520},
                                 {70, 130, 312}})
-    for (const Dtype dtype : {Dtype::bf16, Dtype::f16})
+    for (const Dtype dtype : {Dtype::bf16, Dtype::f16, Dtype::f32})
       for (const Dtype out : {dtype, Dtype::f32}) {
         Product product(T, N, K, dtype, out, has_bias = !has_bias);
         const Guarded want = product.reference(), got = product.on_gpu();
         EXPECT_TRUE(got.is_tail_intact());
-        const double rounding = out == Dtype::bf16 ? 0x1p-8 : out == Dtype::f16 ? 0x1p-11 : 1e-6;
+        // Sums of f32 are added up one after the other, so their errors grow with K.
+        const double rounding = out == Dtype::bf16    ? 0x1p-8
+                                : out == Dtype::f16   ? 0x1p-11
+                                : dtype == Dtype::f32 ? 2e-6
+                                                      : 1e-6;
         for (std::size_t i = 0; i < got.size(); ++i)
           ASSERT_NEAR(got[i], want[i], rounding * (std::fabs(want[i]) + std::sqrt(K)))
               << T << " x " << N << " x " << K << ", element " << i;
@@ -101,7 +105,7 @@ TEST(RowProductCuda, IsRightForAnyShape) {
 /// A row alone, in two tiles of decode, and at any place in prefill.
 TEST(RowProductCuda, ARowsBitsDoNotDependOnOtherRows) {
   for (const std::int32_t K : {64, 136, 456})
-    for (const Dtype dtype : {Dtype::bf16, Dtype::f16}) {
+    for (const Dtype dtype : {Dtype::bf16, Dtype::f16, Dtype::f32}) {
       Product product(100, 72, K, dtype, Dtype::f32, true);
       const Guarded all = product.on_gpu();
       for (const std::int32_t row : {0, 1, 15, 31, 32, 63, 64, 99})
@@ -126,6 +130,50 @@ TEST(RowProductCuda, RowsThatAreNotFiniteDoNotAffectOthers) {
   }
 }
 
+/// As the heads of latent attention are multiplied: rows of one head lie apart, every head has a
+/// matrix of its own, and what is beside a head stays.
+TEST(RowProductCuda, MultipliesEachHeadByAMatrixOfItsOwn) {
+  constexpr std::int32_t kHeads = 3, kN = 40, kK = 24, kXWidth = 32, kYWidth = 48;
+  for (const std::int32_t T : {1, 5, 70})
+    for (const Dtype dtype : {Dtype::bf16, Dtype::f16, Dtype::f32}) {
+      Guarded x(random_floats(std::size_t(T) * kHeads * kXWidth, 1), dtype);
+      Guarded w(random_floats(std::size_t(kHeads) * kN * kK, 2), dtype);
+      RowProductArgs args{.x = x.data(),
+                          .w = w.data(),
+                          .T = T,
+                          .N = kN,
+                          .K = kK,
+                          .dtype = dtype,
+                          .out_dtype = dtype,
+                          .x_stride = kHeads * kXWidth,
+                          .y_stride = kHeads * kYWidth,
+                          .batch = kHeads,
+                          .x_step = kXWidth,
+                          .w_step = kN * kK,
+                          .y_step = kYWidth};
+      const auto run = [&](auto product) {
+        Guarded y(std::vector<float>(std::size_t(T) * kHeads * kYWidth, 7), dtype);
+        args.y = y.data();
+        product(args);
+        return y;
+      };
+      const auto on_gpu = [&] {
+        return run([](const RowProductArgs& of) {
+          const auto done = row_product_cuda(of, nullptr);
+          ASSERT_TRUE(done) << done.error().text;
+          testing_support::finish_kernels();
+        });
+      };
+      const Guarded want = run(row_product_reference), got = on_gpu();
+      EXPECT_TRUE(got.is_tail_intact());
+      const double rounding = dtype == Dtype::bf16 ? 0x1p-8 : 0x1p-11;
+      for (std::size_t i = 0; i < got.size(); ++i)
+        ASSERT_NEAR(got[i], want[i], rounding * (std::fabs(want[i]) + std::sqrt(kK))) << i;
+      EXPECT_EQ(got[kN], 7);
+      in_every_schedule([&] { EXPECT_TRUE(on_gpu() == got); });
+    }
+}
+
 TEST(RowProductCuda, RefusesWhatItCannotDo) {
   std::vector<std::byte> allocated(1024);  // where a GPU can read it
   std::byte* const memory = allocated.data();
@@ -140,7 +188,10 @@ TEST(RowProductCuda, RefusesWhatItCannotDo) {
   };
   EXPECT_EQ(refusal([](RowProductArgs&) {}), Errc::none);
   EXPECT_EQ(refusal([](RowProductArgs& args) { args.T = 0; }), Errc::none);
-  EXPECT_EQ(refusal([](RowProductArgs& args) { args.dtype = Dtype::f32; }), Errc::unsupported);
+  EXPECT_EQ(refusal([](RowProductArgs& args) { args.dtype = Dtype::f32; }), Errc::none);
+  EXPECT_EQ(refusal([](RowProductArgs& args) { args.dtype = Dtype::int8; }), Errc::unsupported);
+  EXPECT_NE(refusal([](RowProductArgs& args) { args.x_stride = 12; }), Errc::none);
+  EXPECT_NE(refusal([&](RowProductArgs& args) { args.batch = 2, args.bias = memory; }), Errc::none);
   EXPECT_EQ(refusal([](RowProductArgs& args) { args.K = 12; }), Errc::unsupported);
   EXPECT_EQ(refusal([&](RowProductArgs& args) { args.x = memory + 8; }), Errc::unsupported);
   EXPECT_EQ(refusal([](RowProductArgs& args) { args.N = 0; }), Errc::unsupported);

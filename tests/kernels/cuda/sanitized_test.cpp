@@ -160,7 +160,7 @@ TEST(Sanitized, RowKernels) {
     args.n = 3;
     ASSERT_TRUE(add_rms_norm_cuda(args, nullptr));
     ASSERT_TRUE(
-        silu_multiply_cuda({out.data(), up.data(), out.data(), T, kWidth, kWidth, kBf16}, nullptr));
+        gate_multiply_cuda({out.data(), up.data(), out.data(), T, kWidth, kWidth, kBf16}, nullptr));
     std::vector<std::uint16_t> q(T * H * D, 0x3f80), k(T * G * D, 0x3f80);
     ASSERT_TRUE(rotate_cuda({q.data(), k.data(), positions.data(), frequencies.data(), norm.data(),
                              norm.data(), T, H, G, D, 1e-5f, kBf16},

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "device/device_memory.hpp"
@@ -14,13 +15,17 @@
 namespace kvhive {
 namespace {
 
+constexpr const char* kAllModels[] = {"llama2", "llama3",     "mistral",     "qwen2",
+                                      "qwen3",  "gemma2",     "gemma3",      "qwen3_moe",
+                                      "yarn",   "fp8_tensor", "deepseek_v2", "deepseek_v2_lite"};
+/// Those whose tensors go to the region as the files have them.
 constexpr const char* kModels[] = {"llama2", "llama3", "mistral", "qwen2", "qwen3"};
 
 TEST(GpuWeights, LieApartAndAlignedInOneRegion) {
-  for (const std::string model : kModels) {
+  for (const std::string model : kAllModels) {
     const auto config = load_model_config(kGolden / model).value();
     const GpuWeights weights(config);
-    std::size_t end = weights.frequencies + config.head_size / 2 * sizeof(float);
+    std::size_t end = weights.kv_scales + std::size_t(config.layers) * 2 * sizeof(float);
     for (const auto& tensor : weights.tensors) {
       EXPECT_GE(tensor.offset, end) << tensor.name;
       const bool follows = tensor.name.find("up_proj") != std::string::npos;
@@ -31,6 +36,85 @@ TEST(GpuWeights, LieApartAndAlignedInOneRegion) {
       end = tensor.offset + tensor.bytes();
     }
     EXPECT_EQ(weights.bytes, end);
+  }
+}
+
+/// A product of all experts finds each one's matrix by its number.
+TEST(GpuWeights, ExpertsLieAStepApart) {
+  const auto config = load_model_config(kGolden / "qwen3_moe").value();
+  const GpuWeights weights(config);
+  const auto sparse = static_cast<std::int32_t>(std::ranges::find(config.sparse_layers, true) -
+                                                config.sparse_layers.begin());
+  const auto offset_of = [&](int expert, const std::string& matrix) {
+    const std::string name = "model.layers." + std::to_string(sparse) + ".mlp.experts." +
+                             std::to_string(expert) + "." + matrix;
+    return std::ranges::find(weights.tensors, name + ".weight", &GpuWeights::Tensor::name)->offset;
+  };
+  const GpuLayer& layer = weights.layers[sparse];
+  ASSERT_GT(layer.expert_step, 0);
+  for (int expert = 0; expert < config.experts; ++expert) {
+    const std::size_t step = std::size_t(expert) * layer.expert_step * bytes_of(config.dtype);
+    EXPECT_EQ(offset_of(expert, "gate_proj"),
+              layer.product(LayerWeight::expert_gate).weights + step);
+    EXPECT_EQ(offset_of(expert, "down_proj"),
+              layer.product(LayerWeight::expert_down).weights + step);
+  }
+}
+
+/// W_UK of each head, [nope, rank] in the file, is [rank, nope].
+TEST(GpuWeights, KeyHalvesAreTransposed) {
+  const auto config = load_model_config(kGolden / "deepseek_v2_lite").value();
+  const auto files = SafetensorsDirectory::open(kGolden / "deepseek_v2_lite").value();
+  const GpuWeights weights(config);
+  testing::FakeDevice device;
+  const auto region = DeviceBuffer::allocate(device, weights.bytes).value();
+  ASSERT_TRUE(upload_weights(device, config, files, region.data()));
+  const LatentShape& shape = config.latent;
+  const std::vector<std::int64_t> file_shape{config.heads * (shape.nope + shape.value), shape.rank};
+  std::vector<float> kv_b(std::size_t(file_shape[0] * file_shape[1]));
+  read_floats(files.find("model.layers.0.self_attn.kv_b_proj.weight", file_shape).value(), 0, kv_b);
+  const auto* const got = region.data() + weights.layers[0].to_latent;
+  for (std::int32_t h = 0; h < config.heads; ++h)
+    for (std::int32_t l = 0; l < shape.rank; ++l)
+      for (std::int32_t n = 0; n < shape.nope; ++n) {
+        float value;
+        std::memcpy(&value, got + 4 * ((h * shape.rank + l) * shape.nope + n), 4);
+        ASSERT_EQ(value, kv_b[(h * (shape.nope + shape.value) + n) * shape.rank + l]);
+      }
+}
+
+TEST(GpuWeights, GemmasNormsGetTheOneThatTheFilesLack) {
+  const auto config = load_model_config(kGolden / "gemma2").value();
+  const auto files = SafetensorsDirectory::open(kGolden / "gemma2").value();
+  const GpuWeights weights(config);
+  testing::FakeDevice device;
+  const auto region = DeviceBuffer::allocate(device, weights.bytes).value();
+  ASSERT_TRUE(upload_weights(device, config, files, region.data()));
+  const std::vector<std::int64_t> shape{config.hidden_size};
+  std::vector<float> want(config.hidden_size), got(config.hidden_size);
+  read_floats(files.find("model.norm.weight", shape).value(), 0, want);
+  for (float& value : want) value += 1;
+  std::memcpy(got.data(), region.data() + weights.final_norm, got.size() * sizeof(float));
+  EXPECT_EQ(got, want);
+}
+
+TEST(GpuWeights, ScalesOfAnFp8CacheAreTheFilesOrOne) {
+  for (const auto& [model, are_one] : {std::pair{"fp8_tensor", false}, {"llama3", true}}) {
+    const auto config = load_model_config(kGolden / model).value();
+    const auto files = SafetensorsDirectory::open(kGolden / model).value();
+    const GpuWeights weights(config);
+    testing::FakeDevice device;
+    const auto region = DeviceBuffer::allocate(device, weights.bytes).value();
+    ASSERT_TRUE(upload_weights(device, config, files, region.data()));
+    for (std::int32_t layer = 0; layer < config.layers; ++layer) {
+      float got[2];
+      std::memcpy(got, region.data() + weights.kv_scales + std::size_t(layer) * sizeof got,
+                  sizeof got);
+      const auto scales = read_kv_scales(files, layer).value().value_or(KvScaleValues{});
+      EXPECT_EQ(got[0], scales.k);
+      EXPECT_EQ(got[1], scales.v);
+      EXPECT_EQ(scales.k == 1, are_one);
+    }
   }
 }
 

@@ -1,0 +1,101 @@
+#pragma once
+// The kernels and products of a model's forward pass, layer by layer, and of the sampler, on one
+// stream.
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/expected.hpp"
+#include "device/device.hpp"
+#include "kernels/cuda/cuda_kernels.hpp"
+#include "models/gpu/gpu_buffer_offsets.hpp"
+#include "models/gpu/gpu_step.hpp"
+#include "models/gpu/gpu_transformer.hpp"
+#include "models/gpu/gpu_weights.hpp"
+
+namespace kvhive {
+
+class GpuForward {
+ public:
+  /// \param device  outlives this
+  /// \param region  the weights, as upload_weights() lays them out
+  GpuForward(Device& device, const ModelConfig& config, const LayerGroups& groups,
+             const GpuLimits& limits, const std::byte* region);
+
+  const GpuBufferOffsets& offsets() const { return offsets_; }
+  /// Call it once before the others.
+  /// \param memory  offsets().bytes bytes of device memory
+  void use(std::byte* memory, DeviceStream stream) {
+    memory_ = memory;
+    stream_ = stream;
+  }
+  std::byte* at(std::size_t offset) const { return memory_ + offset; }
+  float* floats_at(std::size_t offset) const { return reinterpret_cast<float*>(at(offset)); }
+
+  /// What steps over this arena are planned by.
+  StepContext step_context(std::byte* kv_base, const KvLayout& layout) const;
+
+  /// Queues everything of a step but the copy of its inputs and of its outputs.
+  [[nodiscard]] Expected<void> compute(const GpuStep& step, std::byte* kv_base,
+                                       const KvLayout& layout, const BeforeLayer& before_layer);
+
+  /// Queues the logits of some rows of the last step, which go to offsets().logits.
+  /// \param rows  [n] in device memory, n at most the limits' logit_rows
+  [[nodiscard]] Expected<void> project(const std::int32_t* rows, std::int32_t n);
+
+ private:
+  const float* f32_at(std::size_t offset) const {
+    return offset == kNoTensor ? nullptr : reinterpret_cast<const float*>(region_ + offset);
+  }
+  PagedAttentionArgs attention_args(const PagedKv& kv, std::int32_t window) const;
+  PagedMlaArgs latent_args(const PagedLatents& kv) const;
+  PagedKv layer_kv(std::byte* kv_base, const KvLayout& layout, std::int32_t layer) const;
+
+  /// residual += delta, and its norm to `out`.
+  Expected<void> norm(const std::byte* delta, std::size_t weight, std::size_t out, std::int32_t n);
+  /// The norm of `delta` in place, before it is added to the residual.
+  Expected<void> norm_delta(std::size_t weight, std::int32_t n);
+  /// The norm of rows of f32.
+  Expected<void> norm_rows(std::size_t from, std::int64_t stride, std::size_t weight,
+                           std::int32_t width, std::size_t out, Dtype out_dtype, std::int32_t n);
+  Expected<void> multiply(std::size_t x, const GpuMatrix& matrix, std::size_t y, std::int32_t T,
+                          Dtype out);
+  Expected<void> multiply(std::size_t x, const GpuMatrix& matrix, std::size_t y, std::int32_t T) {
+    return multiply(x, matrix, y, T, config_.dtype);
+  }
+  Expected<void> multiply_by_rows(RowProductArgs args);
+  /// Of rows [rows, 2 * inner] in gate_up, to rows [rows, inner] in `inner`.
+  Expected<void> gate(std::int32_t rows, std::int32_t inner);
+
+  Expected<void> project_heads(const GpuStep& step, const GpuLayer& layer, std::int32_t window);
+  Expected<void> attend(const GpuStep& step, const PagedKv& kv, const AttentionKind& kind);
+  Expected<void> project_latent_queries(const GpuStep& step, const GpuLayer& layer);
+  Expected<void> project_latent_rows(const GpuStep& step, const GpuLayer& layer);
+  Expected<void> attend_latents(const GpuStep& step, const GpuLayer& layer, const PagedLatents& kv,
+                                const AttentionKind& kind);
+  /// From `normed` to `delta`.
+  Expected<void> run_dense(const GpuStep& step, const GpuLayer& layer);
+  Expected<void> choose_experts(const GpuStep& step, const GpuLayer& layer);
+  Expected<void> run_shared(const GpuStep& step, const GpuLayer& layer);
+  Expected<void> run_experts(const GpuStep& step, const GpuLayer& layer);
+
+  Expected<void> run_attention(const GpuStep& step, std::int32_t index, std::byte* kv_base,
+                               const KvLayout& layout);
+  Expected<void> run_feed_forward(const GpuStep& step, std::int32_t index);
+  Expected<void> choose(const GpuStep& step);
+
+  Device& device_;
+  ModelConfig config_;
+  LayerGroups groups_;
+  GpuLimits limits_;
+  GpuWeights weights_;  ///< offsets in `region_`
+  std::vector<AttentionKind> kinds_;
+  GpuBufferOffsets offsets_;  ///< in `memory_`
+  const std::byte* region_;
+  float rotation_factor_, sliding_rotation_factor_;
+  std::byte* memory_ = nullptr;
+  DeviceStream stream_ = nullptr;
+};
+
+}  // namespace kvhive
