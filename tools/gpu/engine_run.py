@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The work of first_engine_run.sh: engine_run.py OUT BIN MODEL.
 
-KVHIVE_PARTS: only these of "share kills maker wide"; KVHIVE_GPU_FLAGS: more options of the daemon
+KVHIVE_PARTS: only these of "share answers kills maker wide families"; KVHIVE_GPU_FLAGS: more options of the daemon
 ("--gpu-memory-sharing ipc"); KVHIVE_PROMPT: characters of the long prompts (4000);
 KVHIVE_KILLS: engines killed while they swap (200), KVHIVE_TOKENS: of each sequence then (384), KVHIVE_SEED: when (1);
 KVHIVE_LAYERS: of the wide model (16); 0: none; set at all: a brief bench.
@@ -24,7 +24,7 @@ out, bin_dir, model = map(pathlib.Path, sys.argv[1:4])
 kills = int(os.environ.get("KVHIVE_KILLS", "200"))
 kill_tokens = int(os.environ.get("KVHIVE_TOKENS", "384"))
 long_prompt = int(os.environ.get("KVHIVE_PROMPT", "4000"))
-parts = os.environ.get("KVHIVE_PARTS", "share kills maker wide").split()
+parts = os.environ.get("KVHIVE_PARTS", "share answers kills maker wide families").split()
 more_flags = os.environ.get("KVHIVE_GPU_FLAGS", "").split()
 brief = ["--brief"] if "KVHIVE_LAYERS" in os.environ else []
 passage = (pathlib.Path(__file__).parents[2] / "models/demo/passage.txt").read_text()
@@ -64,9 +64,9 @@ class Daemon:
         return subprocess.run([bin_dir / "kvhive", *arguments, "--socket", self.socket, "--format", "json"],
                               capture_output=True, text=True, timeout=60)
 
-    def generate(self, prompt, tokens, engine):
+    def generate(self, prompt, tokens, engine, *more):
         answer = self.kvhive("generate", "--prompt", prompt, "--max-tokens", str(tokens), "--ignore-eos",
-                             "--engine", str(engine))
+                             "--engine", str(engine), *more)
         if answer.returncode != 0:
             wrong.append(f"generate on engine {engine}: {answer.stderr.strip()}")
             return None
@@ -143,6 +143,38 @@ def share():
         if not answer or answer["cached_tokens"] == 0:
             wrong.append("the arena did not outlive its engines")
         gpu.check("after all engines died")
+
+
+RULES = ["--presence-penalty", "0.5", "--frequency-penalty", "0.5", "--repetition-penalty", "1.2", "--min-tokens", "4",
+         "--logit-bias", "300=1.5"]
+
+
+def answers():
+    """Rules about tokens, guesses ahead and scores of prompts, beside the CPU."""
+    text = passage[:240]
+    repeating = text + text
+    with Daemon("answers-cpu", "--device", "cpu", "--kv-cache-memory-bytes", "64M") as cpu:
+        ruled = [cpu.generate(p, 32, 0, *RULES)["token_ids"] for p in prompts]
+        scores = cpu.generate(text, 1, 0, "--prompt-logprobs", "1")["prompt_logprobs"]
+    flags = [*gpu_flags, "--kv-cache-memory-bytes", "64M", "--batch-invariant"]
+    with Daemon("answers-gpu", *flags) as gpu:
+        same = 0
+        for prompt, theirs in zip(prompts, ruled):
+            ours = gpu.generate(prompt, 32, 0, *RULES)["token_ids"]
+            same += next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), 32)
+        results["tokens with rules equal to the CPU's"] = f"{same} of {32 * len(prompts)}"
+        ours = gpu.generate(text, 1, 0, "--prompt-logprobs", "1")["prompt_logprobs"]
+        apart = [abs(a["logprob"] - b["logprob"]) for a, b in zip(ours[1:], scores[1:])]
+        results["a prompt's logprobs, furthest from the CPU's"] = round(max(apart), 4)
+        if len(apart) < 20 or max(apart) > 0.3:
+            wrong.append("the prompt's logprobs")
+        plain = gpu.generate(repeating, 96, 0)["token_ids"]
+    with Daemon("answers-guesses", *flags, "--num-speculative-tokens", "4") as gpu:
+        guessed = gpu.generate(repeating, 96, 0)["token_ids"]
+        stat = json.loads(gpu.kvhive("pool", "stat").stdout)
+        results["guesses"] = {"drafts": stat.get("draft_tokens"), "accepted": stat.get("accepted_tokens")}
+        if guessed != plain:
+            wrong.append("guesses ahead change the tokens")
 
 
 def kill_engines():
@@ -239,13 +271,27 @@ def measure_wide_model():
                 results[f"one sequence of the bound, {name}"] = round(one_sequence / bound, 3)
 
 
+def measure_families():
+    """Experts and latent attention, in layers as wide as real models'."""
+    bench = bin_dir / "bench_generate"
+    for kind in ("qwen3_moe", "deepseek_v2"):
+        with tempfile.TemporaryDirectory() as folder:
+            wide = pathlib.Path(folder)
+            results[f"bytes of {kind}"] = wide_model.write_model(wide, model, kind)
+            with Daemon(f"throughput-{kind}", *gpu_flags, model=wide) as gpu:
+                run = subprocess.run([bench, *brief], capture_output=True, text=True, timeout=120,
+                                     env={**os.environ, "KVHIVE_SOCKET": gpu.socket})
+            results[f"bench_generate, {kind}"] = (run.stdout or run.stderr).strip().splitlines()
+
+
 def save():
     results["wrong"] = wrong
     (out / "engine_run.json").write_text(json.dumps(results, indent=2))
 
 
 results["gpu memory before"] = free_gpu_memory()
-for name, part in (("share", share), ("kills", kill_engines), ("maker", kill_maker), ("wide", measure_wide_model)):
+for name, part in (("share", share), ("answers", answers), ("kills", kill_engines), ("maker", kill_maker),
+                   ("wide", measure_wide_model), ("families", measure_families)):
     if name not in parts:
         continue
     try:
