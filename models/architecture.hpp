@@ -1,7 +1,7 @@
 #pragma once
 // The model families in two tables: the weights of a layer, and what the architectures differ in.
 // A model with one more weight is a row here, its name in an architecture's `optional`, and its use
-// in transformer.cpp and gpu/gpu_transformer.cpp (or a refusal in gpu/gpu_support.cpp). What reads,
+// in transformer.cpp and gpu/gpu_forward.cpp (or a refusal in gpu/gpu_support.cpp). What reads,
 // converts and counts weights walks the list that model_tensors.hpp makes of these tables.
 
 #include <array>

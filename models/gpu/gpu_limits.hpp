@@ -19,8 +19,7 @@ struct GpuLimits {
   std::size_t state_bytes = std::size_t{128} << 20;
   std::size_t graphs = 32;  ///< shapes of decode steps to keep graphs of (decode_graphs.hpp)
   /// True: products are computed by kernels/row_product.hpp instead of the device's library, and a
-  /// row's bits do not depend on the batch. Needs bf16 or f16 and widths that are multiples of
-  /// eight.
+  /// row's bits do not depend on the batch. Widths of bf16 and f16 must be multiples of eight.
   bool is_batch_invariant = false;
 };
 

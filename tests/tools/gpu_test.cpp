@@ -193,7 +193,7 @@ TEST(Gpu, OptionsTheKernelsDoNotSupportAreRefusedAtTheStart) {
     std::filesystem::create_symlink(file.path(), model / file.path().filename());
   std::filesystem::remove(model / "config.json");
   Json config = Json::parse(std::ifstream(std::filesystem::path(kDemoModel) / "config.json"));
-  config["torch_dtype"] = "float32";
+  config["head_dim"] = 60;
   std::ofstream(model / "config.json") << config;
 
   struct Unsupported {
@@ -202,7 +202,7 @@ TEST(Gpu, OptionsTheKernelsDoNotSupportAreRefusedAtTheStart) {
   for (const auto& [of, flag, said] :
        {Unsupported{kDemoModel, "--block-size=24", "block-size: '24'"},
         Unsupported{kDemoModel, "--system-call-filter=on", "system-call-filter: 'on'"},
-        Unsupported{model, "--batch-invariant", "batch-invariant: products of float32"}}) {
+        Unsupported{model, "--max-num-seqs=8", "head size 60"}}) {
     const CommandResult refused = run("kvhived",
                                       {"--model", of, "--socket", directory / "s", "--device",
                                        "cuda", flag, "--log-level", "error"},

@@ -35,12 +35,7 @@ Expected<void> check_supported(const Options& options, const ModelConfig& config
   if (!std::has_single_bit(options.block_size))
     return failure(Errc::bad_argument, "block-size: '" + std::to_string(options.block_size) +
                                            "' must be a power of two on a GPU; 16 is usual");
-  if (!options.batch_invariant) return {};
-  if (config.dtype == Dtype::f32)
-    return failure(
-        Errc::unsupported,
-        "batch-invariant: products of float32 are not supported on a GPU; use --device cpu, or "
-        "leave batch-invariant out");
+  if (!options.batch_invariant || config.dtype == Dtype::f32) return {};
   for (const auto width :
        {config.hidden_size, config.intermediate_size, config.heads * config.head_size})
     if (width % 8 != 0)

@@ -88,7 +88,8 @@ def write_model(directory, demo, kind="llama"):
         shutil.copy(demo / name, directory / name)
     config = json.loads((demo / "config.json").read_text())
     config.update(CONFIGS[kind], vocab_size=VOCAB)
-    config = {field: value for field, value in config.items() if value is not None}
+    if config["head_dim"] is None:
+        del config["head_dim"]
     (directory / "config.json").write_text(json.dumps(config))
     header, offset = {}, 0
     for name, shape in tensors(config):

@@ -27,8 +27,7 @@ GpuModel::GpuModel(const std::filesystem::path& directory, GpuLimits limits, Dty
       blocks_(blocks) {
 #if defined(KVHIVE_GPU_TESTS)
   // A GPU's own products depend on the batch.
-  if (std::getenv("KVHIVE_BATCH_INVARIANT") != nullptr && config_.dtype != Dtype::f32)
-    limits_.is_batch_invariant = true;
+  if (std::getenv("KVHIVE_BATCH_INVARIANT") != nullptr) limits_.is_batch_invariant = true;
 #endif
   limits_.blocks = static_cast<std::int32_t>(blocks);
   limits_.kv_tokens = static_cast<std::int32_t>(blocks * block_size);
