@@ -1,6 +1,7 @@
 #include "models/model_config.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -479,6 +480,10 @@ Expected<ModelConfig> parse_config(const nlohmann::json& object, const std::stri
 }
 
 }  // namespace
+
+float ModelConfig::score_scale() const {
+  return score_factor / std::sqrt(query_scalar > 0 ? query_scalar : static_cast<float>(head_size));
+}
 
 float ModelConfig::embedding_scale(Dtype weights) const {
   if (architecture->family == Family::llama) return 1;

@@ -2,7 +2,6 @@
 // What a Hugging Face config.json says about a decoder of one of the families that
 // architecture.hpp lists.
 
-#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -95,10 +94,7 @@ struct ModelConfig {
   }
 
   /// What scores q.k are multiplied by.
-  float score_scale() const {
-    return score_factor /
-           std::sqrt(query_scalar > 0 ? query_scalar : static_cast<float>(head_size));
-  }
+  float score_scale() const;
   /// What embeddings are multiplied by. Models were trained with the root rounded to the type of
   /// their weights.
   float embedding_scale(Dtype weights) const;

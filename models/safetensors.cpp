@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/check.hpp"
 #include "base/json_file.hpp"
 
 namespace kvhive {
@@ -148,6 +149,15 @@ std::string printable(std::string name) {
   return name;
 }
 
+template <class Bits, class Convert>
+void convert_floats(const std::byte* from, std::span<float> out, Convert convert) {
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    Bits bits;
+    std::memcpy(&bits, from + i * sizeof(Bits), sizeof(Bits));
+    out[i] = convert(bits);
+  }
+}
+
 }  // namespace
 
 std::string shape_text(std::span<const std::int64_t> shape) {
@@ -264,6 +274,17 @@ Expected<TensorView> SafetensorsDirectory::find(
     return failure(Errc::unsupported, where(tensor) + " has dtype " + entry.dtype +
                                           ", expected F32, BF16 or F16; convert the model");
   return TensorView{*dtype, entry.bytes};
+}
+
+void read_floats(const TensorView& tensor, std::size_t first, std::span<float> out) {
+  KV_CHECK((first + out.size()) * bytes_of(tensor.dtype) <= tensor.bytes.size(), first, out.size());
+  const std::byte* from = tensor.bytes.data() + first * bytes_of(tensor.dtype);
+  switch (tensor.dtype) {
+    case Dtype::f32: return convert_floats<float>(from, out, [](float value) { return value; });
+    case Dtype::bf16: return convert_floats<std::uint16_t>(from, out, float_of_bf16);
+    case Dtype::f16: return convert_floats<std::uint16_t>(from, out, float_of_f16);
+    default: KV_CHECK(false, int(tensor.dtype));  // SafetensorsDirectory returns no other dtype
+  }
 }
 
 }  // namespace kvhive

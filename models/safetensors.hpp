@@ -27,6 +27,9 @@ struct TensorView {
   std::span<const std::byte> bytes;
 };
 
+/// Reads out.size() values of a tensor, from index `first` on, and converts them to float.
+void read_floats(const TensorView& tensor, std::size_t first, std::span<float> out);
+
 /// A tensor as a file's header describes it. Its dtype may be one that kvhive does not compute
 /// with.
 struct TensorEntry {

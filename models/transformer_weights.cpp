@@ -1,24 +1,12 @@
 #include "models/transformer_weights.hpp"
 
-#include <cmath>
-#include <cstring>
 #include <string>
 #include <utility>
 
-#include "base/check.hpp"
-#include "models/quantization/quantized_matrix.hpp"
+#include "models/quantized_matrix.hpp"
 
 namespace kvhive {
 namespace {
-
-template <class Bits, class Convert>
-void convert_floats(const std::byte* from, std::span<float> out, Convert convert) {
-  for (std::size_t i = 0; i < out.size(); ++i) {
-    Bits bits;
-    std::memcpy(&bits, from + i * sizeof(Bits), sizeof(Bits));
-    out[i] = convert(bits);
-  }
-}
 
 /// What published checkpoints call the scales for a cache of fp8, behind
 /// "model.layers.N.self_attn.".
@@ -199,17 +187,6 @@ Expected<std::optional<KvScaleValues>> read_kv_scales(const SafetensorsDirectory
     return KvScaleValues{*k, *v};
   }
   return std::nullopt;
-}
-
-void read_floats(const TensorView& tensor, std::size_t first, std::span<float> out) {
-  KV_CHECK((first + out.size()) * bytes_of(tensor.dtype) <= tensor.bytes.size(), first, out.size());
-  const std::byte* from = tensor.bytes.data() + first * bytes_of(tensor.dtype);
-  switch (tensor.dtype) {
-    case Dtype::f32: return convert_floats<float>(from, out, [](float value) { return value; });
-    case Dtype::bf16: return convert_floats<std::uint16_t>(from, out, float_of_bf16);
-    case Dtype::f16: return convert_floats<std::uint16_t>(from, out, float_of_f16);
-    default: KV_CHECK(false, int(tensor.dtype));  // SafetensorsDirectory returns no other dtype
-  }
 }
 
 std::size_t TransformerWeights::private_bytes() const {

@@ -66,7 +66,4 @@ struct TransformerWeights {
   std::size_t private_bytes() const;
 };
 
-/// Reads out.size() values of a tensor, from index `first` on, and converts them to float.
-void read_floats(const TensorView& tensor, std::size_t first, std::span<float> out);
-
 }  // namespace kvhive

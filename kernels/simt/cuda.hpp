@@ -67,6 +67,7 @@ inline int max(int a, int b) { return a < b ? b : a; }
 
 /// The number of the lowest bit that is 1, counted from 1; 0 if there is none.
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
+/// How many bits are 1.
 inline int __popc(unsigned bits) { return std::popcount(bits); }
 inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
 

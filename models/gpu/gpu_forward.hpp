@@ -9,9 +9,9 @@
 #include "base/expected.hpp"
 #include "device/device.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
+#include "models/gpu/before_layer.hpp"
 #include "models/gpu/gpu_buffer_offsets.hpp"
 #include "models/gpu/gpu_step.hpp"
-#include "models/gpu/gpu_transformer.hpp"
 #include "models/gpu/gpu_weights.hpp"
 
 namespace kvhive {
@@ -53,37 +53,42 @@ class GpuForward {
   PagedKv layer_kv(std::byte* kv_base, const KvLayout& layout, std::int32_t layer) const;
 
   /// residual += delta, and its norm to `out`.
-  Expected<void> norm(const std::byte* delta, std::size_t weight, std::size_t out, std::int32_t n);
+  [[nodiscard]] Expected<void> norm(const std::byte* delta, std::size_t weight, std::size_t out,
+                                    std::int32_t n);
   /// The norm of `delta` in place, before it is added to the residual.
-  Expected<void> norm_delta(std::size_t weight, std::int32_t n);
+  [[nodiscard]] Expected<void> norm_delta(std::size_t weight, std::int32_t n);
   /// The norm of rows of f32.
-  Expected<void> norm_rows(std::size_t from, std::int64_t stride, std::size_t weight,
-                           std::int32_t width, std::size_t out, Dtype out_dtype, std::int32_t n);
-  Expected<void> multiply(std::size_t x, const GpuMatrix& matrix, std::size_t y, std::int32_t T,
-                          Dtype out);
-  Expected<void> multiply(std::size_t x, const GpuMatrix& matrix, std::size_t y, std::int32_t T) {
+  [[nodiscard]] Expected<void> norm_rows(std::size_t from, std::int64_t stride, std::size_t weight,
+                                         std::int32_t width, std::size_t out, Dtype out_dtype,
+                                         std::int32_t n);
+  [[nodiscard]] Expected<void> multiply(std::size_t x, const GpuMatrix& matrix, std::size_t y,
+                                        std::int32_t T, Dtype out);
+  [[nodiscard]] Expected<void> multiply(std::size_t x, const GpuMatrix& matrix, std::size_t y,
+                                        std::int32_t T) {
     return multiply(x, matrix, y, T, config_.dtype);
   }
-  Expected<void> multiply_by_rows(RowProductArgs args);
+  [[nodiscard]] Expected<void> multiply_by_rows(RowProductArgs args);
   /// Of rows [rows, 2 * inner] in gate_up, to rows [rows, inner] in `inner`.
-  Expected<void> gate(std::int32_t rows, std::int32_t inner);
+  [[nodiscard]] Expected<void> gate(std::int32_t rows, std::int32_t inner);
 
-  Expected<void> project_heads(const GpuStep& step, const GpuLayer& layer, std::int32_t window);
-  Expected<void> attend(const GpuStep& step, const PagedKv& kv, const AttentionKind& kind);
-  Expected<void> project_latent_queries(const GpuStep& step, const GpuLayer& layer);
-  Expected<void> project_latent_rows(const GpuStep& step, const GpuLayer& layer);
-  Expected<void> attend_latents(const GpuStep& step, const GpuLayer& layer, const PagedLatents& kv,
-                                const AttentionKind& kind);
+  [[nodiscard]] Expected<void> project_heads(const GpuStep& step, const GpuLayer& layer,
+                                             std::int32_t window);
+  [[nodiscard]] Expected<void> attend(const GpuStep& step, const PagedKv& kv,
+                                      const AttentionKind& kind);
+  [[nodiscard]] Expected<void> project_latent_queries(const GpuStep& step, const GpuLayer& layer);
+  [[nodiscard]] Expected<void> project_latent_rows(const GpuStep& step, const GpuLayer& layer);
+  [[nodiscard]] Expected<void> attend_latents(const GpuStep& step, const GpuLayer& layer,
+                                              const PagedLatents& kv, const AttentionKind& kind);
   /// From `normed` to `delta`.
-  Expected<void> run_dense(const GpuStep& step, const GpuLayer& layer);
-  Expected<void> choose_experts(const GpuStep& step, const GpuLayer& layer);
-  Expected<void> run_shared(const GpuStep& step, const GpuLayer& layer);
-  Expected<void> run_experts(const GpuStep& step, const GpuLayer& layer);
+  [[nodiscard]] Expected<void> run_dense(const GpuStep& step, const GpuLayer& layer);
+  [[nodiscard]] Expected<void> choose_experts(const GpuStep& step, const GpuLayer& layer);
+  [[nodiscard]] Expected<void> run_shared(const GpuStep& step, const GpuLayer& layer);
+  [[nodiscard]] Expected<void> run_experts(const GpuStep& step, const GpuLayer& layer);
 
-  Expected<void> run_attention(const GpuStep& step, std::int32_t index, std::byte* kv_base,
-                               const KvLayout& layout);
-  Expected<void> run_feed_forward(const GpuStep& step, std::int32_t index);
-  Expected<void> choose(const GpuStep& step);
+  [[nodiscard]] Expected<void> run_attention(const GpuStep& step, std::int32_t index,
+                                             std::byte* kv_base, const KvLayout& layout);
+  [[nodiscard]] Expected<void> run_feed_forward(const GpuStep& step, std::int32_t index);
+  [[nodiscard]] Expected<void> choose(const GpuStep& step);
 
   Device& device_;
   ModelConfig config_;

@@ -10,7 +10,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 
@@ -21,6 +20,7 @@
 #include "device/device_memory.hpp"
 #include "kernels/sampling.hpp"
 #include "models/forward_batch.hpp"
+#include "models/gpu/before_layer.hpp"
 #include "models/gpu/gpu_limits.hpp"
 #include "models/model_config.hpp"
 
@@ -34,11 +34,6 @@ struct GpuSamples {
   std::span<const TokenId> likeliest_tokens;  ///< [rows, K], laid out as in SampleArgs
   std::span<const float> likeliest_logprobs;
 };
-
-/// Called before work that reads or writes a layer's KV is queued, for example to make the stream
-/// wait for the layer's swap-in. The argument is the layer's place in the blocks
-/// (LayerPlace::slot), which several layers may have.
-using BeforeLayer = std::function<Expected<void>(std::int32_t slot)>;
 
 /// Move-only. Used by one thread at a time. Useless after Errc::device_lost.
 class GpuTransformer {

@@ -12,7 +12,7 @@
 #include "device/device_memory.hpp"
 #include "kernels/element.hpp"
 #include "models/gpu/gpu_support.hpp"
-#include "models/quantization/quantized_matrix.hpp"
+#include "models/quantized_matrix.hpp"
 #include "models/rope.hpp"
 
 namespace kvhive {

@@ -168,6 +168,34 @@ TEST(Sanitized, RowKernels) {
   });
 }
 
+TEST(Sanitized, Experts) {
+  constexpr std::int32_t T = 3, E = 5, k = 2, kWidth = 24, kInner = 40;
+  const std::vector<float> logits = {1, 5, 2, 4, 3, 0, 0, 0, 0, 0, 9, 8, 7, 6, 5};
+  const std::vector<std::uint16_t> x(T * kWidth, 0x3f80), w(E * kInner * kWidth, 0x3f80);
+  in_every_schedule([&] {
+    std::vector<std::int32_t> experts(T * k), pairs(T * k), places(T * k), first(E + 1);
+    std::vector<float> weights(T * k), out(T * kInner);
+    std::vector<std::uint16_t> y(T * k * kInner);
+    ASSERT_TRUE(
+        choose_experts_cuda({logits.data(), experts.data(), weights.data(), T, E, k}, nullptr));
+    ASSERT_TRUE(sort_by_expert_cuda(
+        {experts.data(), pairs.data(), places.data(), first.data(), T, E, k}, nullptr));
+    ASSERT_TRUE(expert_product_cuda({.x = x.data(),
+                                     .w = w.data(),
+                                     .y = y.data(),
+                                     .pairs = pairs.data(),
+                                     .first = first.data(),
+                                     .rows = T * k,
+                                     .k = k,
+                                     .E = E,
+                                     .N = kInner,
+                                     .K = kWidth},
+                                    nullptr));
+    ASSERT_TRUE(mix_experts_cuda(
+        {y.data(), weights.data(), places.data(), out.data(), T, k, kInner}, nullptr));
+  });
+}
+
 TEST(Sanitized, Sample) {
   constexpr std::int32_t kVocab = 131, K = 2;
   std::vector<float> logits(2 * kVocab);

@@ -1,10 +1,9 @@
-#include "models/quantization/quantized_matrix.hpp"
+#include "models/quantized_matrix.hpp"
 
 #include <cmath>
 #include <utility>
 
 #include "models/quantization/fp8_weights.hpp"
-#include "models/transformer_weights.hpp"
 
 namespace kvhive {
 namespace {
