@@ -109,6 +109,24 @@ TEST(Gpu, TokensAreTheSameWithGuesses) {
   EXPECT_EQ(answers[1], answers[0]);
 }
 
+TEST(Gpu, APromptsScoresAreNearTheCpus) {
+  const auto scores = [](const std::vector<std::string>& flags, void (*before)()) {
+    const Daemon daemon(flags, before);
+    const CommandResult said = daemon.cli({"generate", "--prompt", passage(0, 300), "--max-tokens",
+                                           "1", "--prompt-logprobs", "2", "--format", "json"});
+    EXPECT_EQ(said.exit_code, 0) << said.err;
+    return Json::parse(said.out)["prompt_logprobs"];
+  };
+  const Json on_cpu = scores({"--engines", "1", "--kv-cache-memory-bytes", "4M"}, [] {});
+  const Json on_gpu = scores(kOnGpu, with_gpu);  // in steps of 64 tokens
+  ASSERT_EQ(on_gpu.size(), on_cpu.size());
+  ASSERT_GT(on_gpu.size(), 64u);
+  for (std::size_t i = 1; i < on_gpu.size(); ++i) {
+    EXPECT_EQ(on_gpu[i]["token"], on_cpu[i]["token"]) << i;
+    EXPECT_NEAR(on_gpu[i]["logprob"], on_cpu[i]["logprob"], 0.1) << i;
+  }
+}
+
 TEST_P(GpuEitherWay, AnEngineThatIsKilledCostsNoHit) {
   const Daemon daemon(kOnGpu, GetParam().with_gpu);
   const GenerateRequest request = request_of(passage(0, 200), 4);

@@ -173,7 +173,7 @@ struct GenerateRequest {
   std::uint32_t logprobs = 0;  ///< report the k likeliest tokens of each position, at most 20
   /// Score the prompt: Progress::prompt reports how likely each of its tokens is, and the k
   /// likeliest ones in its place, at most 20. Such a prompt is computed whole: nothing of it is
-  /// read from the cache. On a GPU the request fails (unsupported).
+  /// read from the cache. What it computes is cached as usual.
   std::optional<std::uint32_t> prompt_logprobs{};
   bool ignore_eos = false;              ///< go on after an end-of-sequence token
   std::int32_t priority = 0;            ///< lower goes first, with --scheduling-policy priority
