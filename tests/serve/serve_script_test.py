@@ -90,8 +90,8 @@ class ServeScript(unittest.TestCase):
         self.assertEqual(urllib.request.urlopen(self.url_in(self.text)).status, 200)
         self.say("In the beginning God\n")
         self.read_until(lambda: self.text.count("you: ") == 2)
-        answer = self.text.split("In the beginning God")[1]
-        self.assertGreater(len(answer), 20)
+        answer = self.text.split("In the beginning God")[1].split("you: ")[0].strip()
+        self.assertTrue(answer)  # however long: it is sampled
         self.assertNotIn("refused", answer)
         self.say("\x04")
         self.assertEqual(self.wait_for_the_end(), 0)
