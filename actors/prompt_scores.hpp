@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "actors/messages.hpp"
-#include "models/forward_batch.hpp"
 #include "models/model_config.hpp"
 
 namespace kvhive {

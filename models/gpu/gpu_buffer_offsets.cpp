@@ -96,7 +96,7 @@ void GpuBufferOffsets::take_attention(const ModelConfig& config, std::size_t T) 
   v = take(T * kv * element);
   if (!config.is_latent()) return;
   const LatentShape& shape = config.latent;
-  latents.wide_narrow_q = take(T * shape.query_rank * sizeof(float));
+  latents.unnormed_q = take(T * shape.query_rank * sizeof(float));
   latents.narrow_q = take(T * shape.query_rank * element);
   latents.kv_row = take(T * shape.row() * sizeof(float));
   latents.latent = take(T * shape.rank * sizeof(float));

@@ -43,10 +43,10 @@ struct GpuBufferOffsets {
     std::size_t out;              ///< [T * experts per token, hidden]
   } experts{};
   struct {
-    std::size_t wide_narrow_q, narrow_q;  ///< [T, query rank] f32, then normed
-    std::size_t kv_row;                   ///< f32 [T, rank + rope]
-    std::size_t latent, shared_key;       ///< f32 [T, rank], [T, rope]
-    std::size_t row_q, attended;          ///< [T, H, rank + rope], [T, H, rank]
+    std::size_t unnormed_q, narrow_q;  ///< [T, query rank] f32, then normed
+    std::size_t kv_row;                ///< f32 [T, rank + rope]
+    std::size_t latent, shared_key;    ///< f32 [T, rank], [T, rope]
+    std::size_t row_q, attended;       ///< [T, H, rank + rope], [T, H, rank]
   } latents{};
   std::size_t wanted;  ///< [logit rows, hidden] the normalised rows whose logits are wanted
   std::size_t logits;  ///< f32 [logit rows, vocab]

@@ -126,8 +126,7 @@ Expected<void> GpuForward::multiply(std::size_t x, const GpuMatrix& matrix, std:
                                     : device_.multiply(fill(ProductArgs{}), stream_);
 }
 
-/// A product of each head.
-Expected<void> GpuForward::multiply_by_rows(RowProductArgs args) {
+Expected<void> GpuForward::multiply_heads(RowProductArgs args) {
   args.batch = config_.heads;
   args.x_stride *= config_.heads;
   args.y_stride *= config_.heads;
@@ -165,6 +164,19 @@ Expected<void> GpuForward::project_heads(const GpuStep& step, const GpuLayer& la
       });
 }
 
+template <class Args, class Kernel>
+Expected<void> GpuForward::queue_attention(const GpuStep& step, const AttentionKind& kind,
+                                           Args args, Kernel kernel) {
+  args.block_table = step.block_table[kind.group.value];
+  args.B = step.B;
+  args.M = step.M;
+  const auto place = std::ranges::find(kinds_, kind) - kinds_.begin();
+  Expected<void> queued;
+  for (const AttentionWork& work : step.attention[place])
+    if (queued) queued = kernel(args, work, stream_);
+  return queued;
+}
+
 Expected<void> GpuForward::attend(const GpuStep& step, const PagedKv& kv,
                                   const AttentionKind& kind) {
   Expected<void> queued = cache_write_cuda({.k = at(offsets_.k),
@@ -174,14 +186,9 @@ Expected<void> GpuForward::attend(const GpuStep& step, const PagedKv& kv,
                                             .T = step.T,
                                             .in_dtype = config_.dtype},
                                            stream_);
-  PagedAttentionArgs args = attention_args(kv, kind.window);
-  args.block_table = step.block_table[kind.group.value];
-  args.B = step.B;
-  args.M = step.M;
-  const auto place = std::ranges::find(kinds_, kind) - kinds_.begin();
-  for (const AttentionWork& work : step.attention[place])
-    if (queued) queued = paged_attention_cuda(args, work, stream_);
-  return queued;
+  return queued.and_then([&] {
+    return queue_attention(step, kind, attention_args(kv, kind.window), paged_attention_cuda);
+  });
 }
 
 /// Queries as the rows of the cache are compared with them: W_UK absorbed, the rope part rotated.
@@ -190,10 +197,10 @@ Expected<void> GpuForward::project_latent_queries(const GpuStep& step, const Gpu
   const auto& buffers = offsets_.latents;
   Expected<void> queued;
   if (shape.query_rank > 0)
-    queued = multiply(offsets_.normed, layer.product(LayerWeight::q_a), buffers.wide_narrow_q,
-                      step.T, Dtype::f32)
+    queued = multiply(offsets_.normed, layer.product(LayerWeight::q_a), buffers.unnormed_q, step.T,
+                      Dtype::f32)
                  .and_then([&] {
-                   return norm_rows(buffers.wide_narrow_q, shape.query_rank,
+                   return norm_rows(buffers.unnormed_q, shape.query_rank,
                                     layer.norm(LayerWeight::q_a_norm), shape.query_rank,
                                     buffers.narrow_q, config_.dtype, step.T);
                  })
@@ -206,17 +213,17 @@ Expected<void> GpuForward::project_latent_queries(const GpuStep& step, const Gpu
   const std::size_t element = bytes_of(config_.dtype);
   return queued
       .and_then([&] {
-        return multiply_by_rows({.x = at(offsets_.q),
-                                 .w = region_ + layer.to_latent,
-                                 .y = at(buffers.row_q),
-                                 .T = step.T,
-                                 .N = shape.rank,
-                                 .K = shape.nope,
-                                 .x_stride = shape.query(),
-                                 .y_stride = shape.row(),
-                                 .x_step = shape.query(),
-                                 .w_step = std::int64_t{shape.rank} * shape.nope,
-                                 .y_step = shape.row()});
+        return multiply_heads({.x = at(offsets_.q),
+                               .w = region_ + layer.to_latent,
+                               .y = at(buffers.row_q),
+                               .T = step.T,
+                               .N = shape.rank,
+                               .K = shape.nope,
+                               .x_stride = shape.query(),
+                               .y_stride = shape.row(),
+                               .x_step = shape.query(),
+                               .w_step = std::int64_t{shape.rank} * shape.nope,
+                               .y_step = shape.row()});
       })
       .and_then([&] {
         return rotate_pairs_cuda({.from = at(offsets_.q) + shape.nope * element,
@@ -271,27 +278,22 @@ Expected<void> GpuForward::attend_latents(const GpuStep& step, const GpuLayer& l
                                           .T = step.T,
                                           .in_dtype = Dtype::f32},
                                          stream_);
-  PagedMlaArgs args = latent_args(kv);
-  args.block_table = step.block_table[kind.group.value];
-  args.B = step.B;
-  args.M = step.M;
-  const auto place = std::ranges::find(kinds_, kind) - kinds_.begin();
-  for (const AttentionWork& work : step.attention[place])
-    if (queued) queued = paged_mla_cuda(args, work, stream_);
+  queued =
+      queued.and_then([&] { return queue_attention(step, kind, latent_args(kv), paged_mla_cuda); });
   const std::size_t key_half =
       std::size_t(shape.nope) * std::size_t(shape.rank) * bytes_of(config_.dtype);
   return queued.and_then([&] {
-    return multiply_by_rows({.x = at(buffers.attended),
-                             .w = region_ + layer.product(LayerWeight::kv_b).weights + key_half,
-                             .y = at(offsets_.heads),
-                             .T = step.T,
-                             .N = shape.value,
-                             .K = shape.rank,
-                             .x_stride = shape.rank,
-                             .y_stride = shape.value,
-                             .x_step = shape.rank,
-                             .w_step = std::int64_t{shape.nope + shape.value} * shape.rank,
-                             .y_step = shape.value});
+    return multiply_heads({.x = at(buffers.attended),
+                           .w = region_ + layer.product(LayerWeight::kv_b).weights + key_half,
+                           .y = at(offsets_.heads),
+                           .T = step.T,
+                           .N = shape.value,
+                           .K = shape.rank,
+                           .x_stride = shape.rank,
+                           .y_stride = shape.value,
+                           .x_step = shape.rank,
+                           .w_step = std::int64_t{shape.nope + shape.value} * shape.rank,
+                           .y_step = shape.value});
   });
 }
 
@@ -309,19 +311,17 @@ Expected<void> GpuForward::gate(std::int32_t rows, std::int32_t inner) {
                             stream_);
 }
 
-Expected<void> GpuForward::run_dense(const GpuStep& step, const GpuLayer& layer) {
-  return multiply(offsets_.normed, layer.product(LayerWeight::gate), offsets_.gate_up, step.T)
-      .and_then([&] { return gate(step.T, config_.intermediate_size); })
-      .and_then([&] {
-        return multiply(offsets_.inner, layer.product(LayerWeight::down), offsets_.delta, step.T,
-                        Dtype::f32);
-      });
+Expected<void> GpuForward::run_network(const GpuStep& step, const GpuMatrix& gate_and_up,
+                                       const GpuMatrix& down) {
+  return multiply(offsets_.normed, gate_and_up, offsets_.gate_up, step.T)
+      .and_then([&] { return gate(step.T, down.K); })
+      .and_then([&] { return multiply(offsets_.inner, down, offsets_.delta, step.T, Dtype::f32); });
 }
 
 /// Which experts compute each token, and the tokens of each expert.
 Expected<void> GpuForward::choose_experts(const GpuStep& step, const GpuLayer& layer) {
   const auto& buffers = offsets_.experts;
-  auto* const chosen = reinterpret_cast<std::int32_t*>(at(buffers.chosen));
+  auto* const chosen = numbers_at(buffers.chosen);
   return multiply(offsets_.normed, layer.product(LayerWeight::router), buffers.router, step.T,
                   Dtype::f32)
       .and_then([&] {
@@ -339,23 +339,13 @@ Expected<void> GpuForward::choose_experts(const GpuStep& step, const GpuLayer& l
       })
       .and_then([&] {
         return sort_by_expert_cuda({.experts = chosen,
-                                    .pairs = reinterpret_cast<std::int32_t*>(at(buffers.pairs)),
-                                    .places = reinterpret_cast<std::int32_t*>(at(buffers.places)),
-                                    .first = reinterpret_cast<std::int32_t*>(at(buffers.first)),
+                                    .pairs = numbers_at(buffers.pairs),
+                                    .places = numbers_at(buffers.places),
+                                    .first = numbers_at(buffers.first),
                                     .T = step.T,
                                     .E = config_.experts,
                                     .k = config_.experts_per_token},
                                    stream_);
-      });
-}
-
-Expected<void> GpuForward::run_shared(const GpuStep& step, const GpuLayer& layer) {
-  return multiply(offsets_.normed, layer.product(LayerWeight::shared_gate), offsets_.gate_up,
-                  step.T)
-      .and_then([&] { return gate(step.T, config_.shared_experts * config_.expert_inner); })
-      .and_then([&] {
-        return multiply(offsets_.inner, layer.product(LayerWeight::shared_down), offsets_.delta,
-                        step.T, Dtype::f32);
       });
 }
 
@@ -364,7 +354,7 @@ Expected<void> GpuForward::run_experts(const GpuStep& step, const GpuLayer& laye
   const auto product = [&](LayerWeight weight) {
     const GpuMatrix& matrix = layer.product(weight);
     return ExpertProductArgs{.w = region_ + matrix.weights,
-                             .first = reinterpret_cast<const std::int32_t*>(at(buffers.first)),
+                             .first = numbers_at(buffers.first),
                              .rows = step.T * config_.experts_per_token,
                              .k = config_.experts_per_token,
                              .E = config_.experts,
@@ -376,12 +366,16 @@ Expected<void> GpuForward::run_experts(const GpuStep& step, const GpuLayer& laye
   };
   const bool has_shared = config_.shared_experts > 0;
   return choose_experts(step, layer)
-      .and_then([&] { return has_shared ? run_shared(step, layer) : Expected<void>{}; })
+      .and_then([&] {
+        if (!has_shared) return Expected<void>{};
+        return run_network(step, layer.product(LayerWeight::shared_gate),
+                           layer.product(LayerWeight::shared_down));
+      })
       .and_then([&] {
         ExpertProductArgs args = product(LayerWeight::expert_gate);
         args.x = at(offsets_.normed);
         args.y = at(offsets_.gate_up);
-        args.pairs = reinterpret_cast<const std::int32_t*>(at(buffers.pairs));
+        args.pairs = numbers_at(buffers.pairs);
         return expert_product_cuda(args, stream_);
       })
       .and_then([&] { return gate(step.T * config_.experts_per_token, config_.expert_inner); })
@@ -392,17 +386,16 @@ Expected<void> GpuForward::run_experts(const GpuStep& step, const GpuLayer& laye
         return expert_product_cuda(args, stream_);
       })
       .and_then([&] {
-        return mix_experts_cuda(
-            {.y = at(buffers.out),
-             .weights = floats_at(buffers.weights),
-             .places = reinterpret_cast<const std::int32_t*>(at(buffers.places)),
-             .out = floats_at(offsets_.delta),
-             .T = step.T,
-             .k = config_.experts_per_token,
-             .width = config_.hidden_size,
-             .adds_to_out = has_shared,
-             .dtype = config_.dtype},
-            stream_);
+        return mix_experts_cuda({.y = at(buffers.out),
+                                 .weights = floats_at(buffers.weights),
+                                 .places = numbers_at(buffers.places),
+                                 .out = floats_at(offsets_.delta),
+                                 .T = step.T,
+                                 .k = config_.experts_per_token,
+                                 .width = config_.hidden_size,
+                                 .adds_to_out = has_shared,
+                                 .dtype = config_.dtype},
+                                stream_);
       });
 }
 
@@ -439,14 +432,15 @@ Expected<void> GpuForward::run_attention(const GpuStep& step, std::int32_t index
 Expected<void> GpuForward::run_feed_forward(const GpuStep& step, std::int32_t index) {
   const GpuLayer& layer = weights_.layers[index];
   const bool has_behind = config_.has_norms_behind();
-  auto queued =
-      norm(at(offsets_.delta),
-           layer.norm(has_behind ? LayerWeight::pre_feedforward_norm
-                                 : LayerWeight::post_attention_norm),
-           offsets_.normed, step.T)
-          .and_then([&] {
-            return config_.is_sparse(index) ? run_experts(step, layer) : run_dense(step, layer);
-          });
+  auto queued = norm(at(offsets_.delta),
+                     layer.norm(has_behind ? LayerWeight::pre_feedforward_norm
+                                           : LayerWeight::post_attention_norm),
+                     offsets_.normed, step.T)
+                    .and_then([&] {
+                      if (config_.is_sparse(index)) return run_experts(step, layer);
+                      return run_network(step, layer.product(LayerWeight::gate),
+                                         layer.product(LayerWeight::down));
+                    });
   if (!queued || !has_behind) return queued;
   return norm_delta(layer.norm(LayerWeight::post_feedforward_norm), step.T);
 }

@@ -45,6 +45,9 @@ class GpuForward {
   [[nodiscard]] Expected<void> project(const std::int32_t* rows, std::int32_t n);
 
  private:
+  std::int32_t* numbers_at(std::size_t offset) const {
+    return reinterpret_cast<std::int32_t*>(at(offset));
+  }
   const float* f32_at(std::size_t offset) const {
     return offset == kNoTensor ? nullptr : reinterpret_cast<const float*>(region_ + offset);
   }
@@ -67,22 +70,28 @@ class GpuForward {
                                         std::int32_t T) {
     return multiply(x, matrix, y, T, config_.dtype);
   }
-  [[nodiscard]] Expected<void> multiply_by_rows(RowProductArgs args);
+  /// A product of each head. \param args  with the strides from one head to the next
+  [[nodiscard]] Expected<void> multiply_heads(RowProductArgs args);
   /// Of rows [rows, 2 * inner] in gate_up, to rows [rows, inner] in `inner`.
   [[nodiscard]] Expected<void> gate(std::int32_t rows, std::int32_t inner);
 
   [[nodiscard]] Expected<void> project_heads(const GpuStep& step, const GpuLayer& layer,
                                              std::int32_t window);
+  /// By all the calls that the step's plan has for this kind of layers; adds the batch to `args`.
+  template <class Args, class Kernel>
+  [[nodiscard]] Expected<void> queue_attention(const GpuStep& step, const AttentionKind& kind,
+                                               Args args, Kernel kernel);
   [[nodiscard]] Expected<void> attend(const GpuStep& step, const PagedKv& kv,
                                       const AttentionKind& kind);
   [[nodiscard]] Expected<void> project_latent_queries(const GpuStep& step, const GpuLayer& layer);
   [[nodiscard]] Expected<void> project_latent_rows(const GpuStep& step, const GpuLayer& layer);
   [[nodiscard]] Expected<void> attend_latents(const GpuStep& step, const GpuLayer& layer,
                                               const PagedLatents& kv, const AttentionKind& kind);
-  /// From `normed` to `delta`.
-  [[nodiscard]] Expected<void> run_dense(const GpuStep& step, const GpuLayer& layer);
   [[nodiscard]] Expected<void> choose_experts(const GpuStep& step, const GpuLayer& layer);
-  [[nodiscard]] Expected<void> run_shared(const GpuStep& step, const GpuLayer& layer);
+  /// One feed-forward network, from `normed` to `delta`.
+  [[nodiscard]] Expected<void> run_network(const GpuStep& step, const GpuMatrix& gate_and_up,
+                                           const GpuMatrix& down);
+  /// The experts that the router chooses, from `normed` to `delta`.
   [[nodiscard]] Expected<void> run_experts(const GpuStep& step, const GpuLayer& layer);
 
   [[nodiscard]] Expected<void> run_attention(const GpuStep& step, std::int32_t index,
