@@ -21,6 +21,21 @@ constexpr const char* kAllModels[] = {"llama2", "llama3",     "mistral",     "qw
 /// Those whose tensors go to the region as the files have them.
 constexpr const char* kModels[] = {"llama2", "llama3", "mistral", "qwen2", "qwen3"};
 
+/// A model's weights in a region of a fake device, whose memory is the host's.
+struct Uploaded {
+  ModelConfig config;
+  SafetensorsDirectory files;
+  GpuWeights weights{config};
+  testing::FakeDevice device;
+  DeviceBuffer region = DeviceBuffer::allocate(device, weights.bytes).value();
+
+  explicit Uploaded(const std::string& model)
+      : config(load_model_config(kGolden / model).value()),
+        files(SafetensorsDirectory::open(kGolden / model).value()) {
+    EXPECT_TRUE(upload_weights(device, config, files, region.data()));
+  }
+};
+
 TEST(GpuWeights, LieApartAndAlignedInOneRegion) {
   for (const std::string model : kAllModels) {
     const auto config = load_model_config(kGolden / model).value();
@@ -63,12 +78,8 @@ TEST(GpuWeights, ExpertsLieAStepApart) {
 
 /// W_UK of each head, [nope, rank] in the file, is [rank, nope].
 TEST(GpuWeights, KeyHalvesAreTransposed) {
-  const auto config = load_model_config(kGolden / "deepseek_v2_lite").value();
-  const auto files = SafetensorsDirectory::open(kGolden / "deepseek_v2_lite").value();
-  const GpuWeights weights(config);
-  testing::FakeDevice device;
-  const auto region = DeviceBuffer::allocate(device, weights.bytes).value();
-  ASSERT_TRUE(upload_weights(device, config, files, region.data()));
+  const Uploaded uploaded("deepseek_v2_lite");
+  const auto& [config, files, weights, device, region] = uploaded;
   const LatentShape& shape = config.latent;
   const std::vector<std::int64_t> file_shape{config.heads * (shape.nope + shape.value), shape.rank};
   std::vector<float> kv_b(std::size_t(file_shape[0] * file_shape[1]));
@@ -84,12 +95,8 @@ TEST(GpuWeights, KeyHalvesAreTransposed) {
 }
 
 TEST(GpuWeights, GemmasNormsGetTheOneThatTheFilesLack) {
-  const auto config = load_model_config(kGolden / "gemma2").value();
-  const auto files = SafetensorsDirectory::open(kGolden / "gemma2").value();
-  const GpuWeights weights(config);
-  testing::FakeDevice device;
-  const auto region = DeviceBuffer::allocate(device, weights.bytes).value();
-  ASSERT_TRUE(upload_weights(device, config, files, region.data()));
+  const Uploaded uploaded("gemma2");
+  const auto& [config, files, weights, device, region] = uploaded;
   const std::vector<std::int64_t> shape{config.hidden_size};
   std::vector<float> want(config.hidden_size), got(config.hidden_size);
   read_floats(files.find("model.norm.weight", shape).value(), 0, want);
@@ -100,12 +107,8 @@ TEST(GpuWeights, GemmasNormsGetTheOneThatTheFilesLack) {
 
 TEST(GpuWeights, ScalesOfAnFp8CacheAreTheFilesOrOne) {
   for (const auto& [model, are_one] : {std::pair{"fp8_tensor", false}, {"llama3", true}}) {
-    const auto config = load_model_config(kGolden / model).value();
-    const auto files = SafetensorsDirectory::open(kGolden / model).value();
-    const GpuWeights weights(config);
-    testing::FakeDevice device;
-    const auto region = DeviceBuffer::allocate(device, weights.bytes).value();
-    ASSERT_TRUE(upload_weights(device, config, files, region.data()));
+    const Uploaded uploaded(model);
+    const auto& [config, files, weights, device, region] = uploaded;
     for (std::int32_t layer = 0; layer < config.layers; ++layer) {
       float got[2];
       std::memcpy(got, region.data() + weights.kv_scales + std::size_t(layer) * sizeof got,
