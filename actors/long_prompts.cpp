@@ -4,44 +4,43 @@
 
 namespace kvhive {
 
-void LongPrompts::add(Submission submission, std::string text) {
+void LongPrompts::add(Submission submission, Read read) {
   const RequestKey key = submission.key;
   const auto stage = std::make_shared<std::atomic<Stage>>(Stage::waits);
-  auto tokenise = [this, key, text = std::move(text), sink = submission.sink,
-                   weak_stage = std::weak_ptr(stage)] {
+  auto job = [this, key, read = std::move(read), sink = submission.sink,
+              weak_stage = std::weak_ptr(stage)] {
     const auto mine = weak_stage.lock();
     if (!mine) return;
     if (Stage waits = Stage::waits; !mine->compare_exchange_strong(waits, Stage::in_work)) return;
     if (!sink->read()) return loop_.post([this, key, mine] { (void)take_out(key, mine); });
-    auto tokens = tokenizer_.encode(text, AddSpecial::yes);
-    loop_.post([this, key, mine, tokens = std::move(tokens)] { deliver(key, mine, tokens); });
+    loop_.post([this, key, mine, prompt = read()] { deliver(key, mine, prompt); });
   };
-  auto& texts = texts_[key.channel];
-  if (!texts) texts = std::make_shared<Texts>();
+  auto& prompts = prompts_[key.channel];
+  if (!prompts) prompts = std::make_shared<Prompts>();
   const DomainId domain = submission.domain;
   pending_.insert_or_assign(key, Pending{std::move(submission), stage});
-  const std::lock_guard lock(texts->mutex);
-  texts->waiting.push_back(std::move(tokenise));
-  if (!std::exchange(texts->is_in_work, true))
-    worker_.add(domain.value, [texts] { return tokenise_one(*texts); });
+  const std::lock_guard lock(prompts->mutex);
+  prompts->waiting.push_back(std::move(job));
+  if (!std::exchange(prompts->is_in_work, true))
+    worker_.add(domain.value, [prompts] { return read_one(*prompts); });
 }
 
-/// In the worker's thread. True = the channel has no more texts.
-bool LongPrompts::tokenise_one(Texts& texts) {
-  std::function<void()> tokenise;
+/// In the worker's thread. True = the channel has no more prompts.
+bool LongPrompts::read_one(Prompts& prompts) {
+  std::function<void()> job;
   {
-    const std::lock_guard lock(texts.mutex);
-    tokenise = std::move(texts.waiting.front());
-    texts.waiting.pop_front();
+    const std::lock_guard lock(prompts.mutex);
+    job = std::move(prompts.waiting.front());
+    prompts.waiting.pop_front();
   }
-  tokenise();
-  const std::lock_guard lock(texts.mutex);
-  texts.is_in_work = !texts.waiting.empty();
-  return !texts.is_in_work;
+  job();
+  const std::lock_guard lock(prompts.mutex);
+  prompts.is_in_work = !prompts.waiting.empty();
+  return !prompts.is_in_work;
 }
 
 void LongPrompts::forget(std::uint64_t channel) {
-  texts_.erase(channel);  // the worker keeps them for as long as it has something to do with them
+  prompts_.erase(channel);  // the worker keeps them for as long as it has something to do with them
   pending_.erase(pending_.lower_bound({channel, 0}), pending_.lower_bound({channel + 1, 0}));
 }
 
@@ -78,9 +77,9 @@ std::optional<Submission> LongPrompts::take_out(const RequestKey& request,
 
 void LongPrompts::deliver(const RequestKey& request,
                           const std::shared_ptr<std::atomic<Stage>>& stage,
-                          Expected<std::vector<TokenId>> tokens) {
+                          Expected<Prompt> prompt) {
   if (auto submission = take_out(request, stage))
-    on_tokens_(std::move(*submission), std::move(tokens));
+    on_prompt_(std::move(*submission), std::move(prompt));
 }
 
 }  // namespace kvhive

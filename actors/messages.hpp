@@ -1,7 +1,7 @@
 #pragma once
 // The messages between the actors of an engine, in the order in which a step sends them. Plain
-// structs with ids, tokens and block lists, never tensors. Per step, each actor sends one message
-// to the next, whatever the batch size:
+// structs with ids, tokens and block lists; embeddings go by reference. Per step, each actor sends
+// one message to the next, whatever the batch size:
 //
 //   port --SubmitBatch, AbortBatch--> scheduler --StepRequest--> block manager <--StepDone--.
 //                                         ^                        |      | StepPlan         |
@@ -23,6 +23,7 @@
 #include "base/ids.hpp"
 #include "config/domains/domain_share.hpp"
 #include "hashing/block_hash.hpp"
+#include "hashing/embedded_prompt.hpp"
 #include "ipc/channel/generation.hpp"
 #include "ipc/channel/output_sink.hpp"
 #include "kernels/block_copy.hpp"
@@ -58,6 +59,8 @@ struct Submission {
   /// Of the request's cache salt and adapter (hashing/cache_salt.hpp).
   ExtraKey salt{};
   std::int32_t adapter = -1;  ///< the model's (Transformer::add_adapter), -1 = none
+  /// If the prompt is given as embeddings: then `prompt` is kEmbedded throughout.
+  std::shared_ptr<const EmbeddedPrompt> embedded{};
   /// The longest prompt for whose scores the client has made room.
   std::size_t most_scored = ~std::size_t{0};
 };
@@ -88,6 +91,7 @@ struct Question {
   DomainId domain{};
   ExtraKey salt{};
   bool reads_cache = true;
+  std::shared_ptr<const EmbeddedPrompt> embedded{};
 };
 /// scheduler -> block manager, which answers between two steps, or while one is computed.
 struct Questions {
@@ -129,6 +133,7 @@ struct NewSequence {
   std::uint32_t prompt_tokens = 0;
   /// Of prompt and answer together: with so many the request has ended.
   std::uint32_t most_tokens = ~std::uint32_t{0};
+  std::shared_ptr<const EmbeddedPrompt> embedded{};  ///< the first of `tokens`, if not null
 };
 
 /// Guesses at the tokens that follow a sequence's newest one
@@ -180,6 +185,8 @@ struct ScheduledSequence {
   /// If it samples and changes the logits before: how, and the answer so far, without guesses.
   std::shared_ptr<const LogitsProcessor> logits{};
   std::vector<TokenId> answer{};
+  /// The sequence's first rows, if its prompt is given as embeddings and `tokens` begin in it.
+  std::shared_ptr<const EmbeddedPrompt> embedded{};
 };
 
 struct Admission {

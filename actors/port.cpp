@@ -36,11 +36,23 @@ constexpr std::uint32_t kMostForeign = 1000;
 
 /// Computes a request's seed from the daemon's seed and the prompt (FNV-1a), so that equal prompts
 /// get equal seeds.
-std::uint64_t mix(std::uint64_t seed, const std::vector<TokenId>& prompt) {
+std::uint64_t mix(std::uint64_t seed, const Submission& submission) {
   std::uint64_t hash = 14695981039346656037ull ^ seed;
-  for (const TokenId token : prompt)
+  if (submission.embedded) hash ^= submission.embedded->number();
+  for (const TokenId token : submission.prompt)
     hash = (hash ^ static_cast<std::uint32_t>(token)) * 1099511628211ull;
   return hash;
+}
+
+/// Reads and digests it: megabytes, off the event loop.
+Expected<Prompt> embedded_prompt(const EngineChannel& channel, const ChannelRange& rows,
+                                 std::uint32_t width) {
+  auto values = channel.read_rows(rows);
+  if (!values) return forward_error(values);
+  auto embedded = EmbeddedPrompt::make(width, std::move(*values));
+  if (!embedded) return forward_error(embedded);
+  std::vector<TokenId> tokens(embedded->rows(), kEmbedded);
+  return Prompt{std::move(tokens), std::make_shared<EmbeddedPrompt>(std::move(*embedded))};
 }
 
 }  // namespace
@@ -51,9 +63,9 @@ Port::Port(EventLoop& loop, SchedulerHandle scheduler, const Tokenizer& tokenize
       scheduler_(std::move(scheduler)),
       tokenizer_(tokenizer),
       limits_(std::move(limits)),
-      long_prompts_(loop, tokenizer, [this](Submission submission, auto tokens) {
+      long_prompts_(loop, [this](Submission submission, auto prompt) {
         const auto sink = submission.sink;
-        auto ready = complete(std::move(submission), std::move(tokens));
+        auto ready = complete(std::move(submission), std::move(prompt));
         if (!ready) return sink->flush();
         sink->wait();
         caf::anon_send(scheduler_, SubmitBatch{{std::move(*ready)}});
@@ -98,7 +110,7 @@ void Port::take_no_more(std::function<void()> when_done) {
   wait_until_empty(std::move(when_done));
 }
 
-/// What is being tokenised comes to the scheduler later.
+/// What is being read comes to the scheduler later.
 void Port::wait_until_empty(std::function<void()> when_done) {
   if (long_prompts_.is_empty())
     return caf::anon_send(scheduler_, TellWhenEmpty{[&loop = loop_, done = std::move(when_done)] {
@@ -314,26 +326,40 @@ std::optional<Submission> Port::tokenise(OpenChannel& open, TakenRequest& reques
     return complete(std::move(submission), forward_error(adapter));
   submission.most_scored = most_scored;
   if (request.prompt_kind == PromptKind::tokens)
-    return complete(std::move(submission), std::move(request.tokens));
-  if (request.text.size() > kLongPrompt) {
-    long_prompts_.add(std::move(submission), std::move(request.text));
-    beat_while_tokenising();
-    return std::nullopt;
-  }
+    return complete(std::move(submission), Prompt{std::move(request.tokens)});
+  if (request.prompt_kind == PromptKind::embeddings)
+    return read_later(std::move(submission),
+                      [channel = open.channel, width = limits_.prompt.embedding_width,
+                       rows = request.rows] { return embedded_prompt(*channel, rows, width); });
+  if (request.text.size() > kLongPrompt)
+    return read_later(std::move(submission),
+                      [this, text = std::move(request.text)] { return tokens_of(text); });
   const auto sink_of_text = submission.sink;
   if (!sink_of_text->read()) return std::nullopt;  // another engine was faster
-  auto ready = complete(std::move(submission), tokenizer_.encode(request.text, AddSpecial::yes));
+  auto ready = complete(std::move(submission), tokens_of(request.text));
   if (ready) sink_of_text->wait();
   return ready;
 }
 
+std::nullopt_t Port::read_later(Submission submission, LongPrompts::Read read) {
+  long_prompts_.add(std::move(submission), std::move(read));
+  beat_while_reading();
+  return std::nullopt;
+}
+
+Expected<Prompt> Port::tokens_of(const std::string& text) const {
+  return tokenizer_.encode(text, AddSpecial::yes).map([](std::vector<TokenId>&& tokens) {
+    return Prompt{std::move(tokens)};
+  });
+}
+
 /// Otherwise others would take its long prompts for those of an engine that is stopped.
-void Port::beat_while_tokenising() {
+void Port::beat_while_reading() {
   if (long_prompts_.is_empty() || std::exchange(beats_, true)) return;
   loop_.after(kPatience / 2, [this] {
     beats_ = false;
     limits_.self.board->beat(limits_.self.life);
-    beat_while_tokenising();
+    beat_while_reading();
   });
 }
 
@@ -374,23 +400,23 @@ Expected<std::int32_t> Port::adapter_of(const std::string& name) const {
                                     : "it has " + known));
 }
 
-/// Puts the tokens into the submission; nothing, and the request is refused, if they are an error.
-std::optional<Submission> Port::complete(Submission submission,
-                                         Expected<std::vector<TokenId>> tokens) const {
+/// Puts the prompt into the submission; nothing, and the request is refused, if it is an error.
+std::optional<Submission> Port::complete(Submission submission, Expected<Prompt> prompt) const {
   const RequestKey key = submission.key;
-  if (!tokens) {
-    spdlog::debug("request {}/{} refused: {}", key.channel, key.slot, tokens.error().text);
-    if (submission.sink->finished(FinishReason::error, tokens.error(), {}, 0)) count_refused(1);
+  if (!prompt) {
+    spdlog::debug("request {}/{} refused: {}", key.channel, key.slot, prompt.error().text);
+    if (submission.sink->finished(FinishReason::error, prompt.error(), {}, 0)) count_refused(1);
     return std::nullopt;
   }
-  submission.prompt = std::move(*tokens);
+  submission.prompt = std::move(prompt->tokens);
   submission.prompt.shrink_to_fit();
+  submission.embedded = std::move(prompt->embedded);
   submission.held->settle(
       submission.prompt.size(),
       std::min<std::size_t>(submission.params.max_tokens, limits_.prompt.tokens),
-      submission.params.rules);
+      submission.params.rules, submission.embedded ? submission.embedded->bytes() : 0);
   if (limits_.seed != 0 && !submission.params.has_seed)
-    submission.params.sampling.seed = mix(limits_.seed, submission.prompt);
+    submission.params.sampling.seed = mix(limits_.seed, submission);
   spdlog::debug("request {}/{} accepted: {} prompt tokens, {} tokens generated before", key.channel,
                 key.slot, submission.prompt.size(), submission.journal.size());
   return submission;

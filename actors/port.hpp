@@ -5,7 +5,7 @@
 //
 // No user can keep the loop from the others. Domains take turns (by default each user is a domain),
 // and so do the channels of a domain. In a turn a few requests of one channel are taken, refused or
-// aborted, of a few bytes in all. Long prompts are tokenised in another thread, in turns, too.
+// aborted, of a few bytes in all. Long prompts are read in another thread, in turns, too.
 // Requests that are for another engine are looked at again a little later: whoever has room helps
 // (ipc/channel/board.hpp). A
 // domain that wastes its turns, because its clients ring for nothing or its requests are refused,
@@ -113,17 +113,18 @@ class Port {
   static bool takes_too_many_turns(Domain& domain, const Drained& drained);
   std::size_t submit(OpenChannel& open);
   std::size_t abort(OpenChannel& open);
-  /// The request, tokenised; nothing if it is being tokenised in the other thread or was refused
+  /// The request with its prompt; nothing if that is being read in the other thread or was refused
   /// (then the caller rings).
   std::optional<Submission> tokenise(OpenChannel& open, TakenRequest& request);
-  void beat_while_tokenising();
+  void beat_while_reading();
   void look_at_others();
   void say_that_it_hears();
   void wait_until_empty(std::function<void()> when_done);
   void count_refused(std::size_t requests) const;
   [[nodiscard]] Expected<std::int32_t> adapter_of(const std::string& name) const;
-  std::optional<Submission> complete(Submission submission,
-                                     Expected<std::vector<TokenId>> tokens) const;
+  [[nodiscard]] Expected<Prompt> tokens_of(const std::string& text) const;
+  std::nullopt_t read_later(Submission submission, LongPrompts::Read read);
+  std::optional<Submission> complete(Submission submission, Expected<Prompt> prompt) const;
 
   EventLoop& loop_;
   SchedulerHandle scheduler_;

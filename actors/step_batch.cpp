@@ -21,8 +21,14 @@ StepBatch::StepBatch(const StepPlan& plan, std::uint32_t block_size, std::uint32
 
 void StepBatch::add(const ScheduledSequence& work) {
   for (std::size_t i = 0; i < work.tokens.size(); ++i) {
-    tokens_.push_back(work.tokens[i]);
-    positions_.push_back(static_cast<std::int32_t>(work.start + i));
+    const std::size_t place = work.start + i;
+    if (work.embedded && place < work.embedded->rows()) {
+      embedded_.push_back({tokens_.size(), work.embedded->row(place)});
+      tokens_.push_back(0);
+    } else {
+      tokens_.push_back(work.tokens[i]);
+    }
+    positions_.push_back(static_cast<std::int32_t>(place));
   }
   query_start_.push_back(static_cast<std::int32_t>(tokens_.size()));
   kv_len_.push_back(static_cast<std::int32_t>(work.start + work.tokens.size()));

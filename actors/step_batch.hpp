@@ -26,7 +26,8 @@ class StepBatch {
         slot_mapping_,
         logit_rows_,
         static_cast<std::int32_t>(max_blocks_),
-        has_adapters_ ? std::span<const std::int32_t>(adapters_) : std::span<const std::int32_t>()};
+        has_adapters_ ? std::span<const std::int32_t>(adapters_) : std::span<const std::int32_t>(),
+        embedded_};
   }
   /// The rows whose logits are wanted, in their order.
   std::span<const SampledRow> sampled() const { return sampled_; }
@@ -45,6 +46,7 @@ class StepBatch {
   std::vector<std::int32_t> logit_rows_;  ///< of sampled_
   std::vector<std::int32_t> adapters_;
   bool has_adapters_ = false;
+  std::vector<EmbeddedRow> embedded_;
   std::size_t groups_;
   std::size_t max_blocks_ = 0;
 };

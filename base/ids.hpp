@@ -39,6 +39,8 @@ using GroupId = StrongId<struct GroupIdTag, std::uint8_t>;
 /// Token ids are plain numbers, because they are read from files, hashed, compared and used as
 /// indices.
 using TokenId = std::int32_t;
+/// Stands in the place of a token that is given as an embedding (hashing/embedded_prompt.hpp).
+inline constexpr TokenId kEmbedded = -1;
 
 // Block ids are stored in shared memory, messages and kernel arguments.
 static_assert(sizeof(BlockId) == 4 && std::is_trivially_copyable_v<BlockId>);

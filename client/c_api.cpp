@@ -112,6 +112,11 @@ kvhive::GenerateRequest generate_request(const kvhive_request& request) {
     out.bad_words.assign(request.bad_words, request.bad_words + request.bad_word_count);
   out.include_stop = request.include_stop != 0;
   out.only_asks = request.only_asks != 0;
+  if (request.prompt_embeds != nullptr)
+    out.prompt_embeds.assign(
+        request.prompt_embeds,
+        request.prompt_embeds + request.prompt_row_count * request.embedding_width);
+  out.embedding_width = request.embedding_width;
   return out;
 }
 

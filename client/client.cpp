@@ -52,6 +52,8 @@ ChannelRequest channel_request(const GenerateRequest& request) {
   ChannelRequest out;
   out.prompt = request.prompt;
   out.prompt_tokens = request.prompt_tokens;
+  out.prompt_embeds = request.prompt_embeds;
+  out.embedding_width = request.embedding_width;
   out.params.max_tokens = request.max_tokens;
   out.params.sampling = {request.temperature, request.top_k, request.top_p, request.min_p,
                          request.seed.value_or(0)};

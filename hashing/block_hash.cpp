@@ -1,50 +1,38 @@
 #include "hashing/block_hash.hpp"
 
 #define XXH_INLINE_ALL
-#include <openssl/evp.h>
 #include <sys/random.h>
 #include <xxhash.h>
 
 #include <array>
 #include <cstring>
-#include <initializer_list>
-#include <memory>
 
 #include "base/check.hpp"
+#include "hashing/sha256.hpp"
 
 namespace kvhive {
 namespace {
-
-/// SHA-256 of the secret and of these bytes, cut to 128 bits.
-std::array<std::uint64_t, 2> keyed_sha256(const HashSecret& secret,
-                                          std::initializer_list<std::span<const std::byte>> parts) {
-  // Once a thread: to look the algorithm up and to make a context costs more than to hash a block.
-  static const std::unique_ptr<EVP_MD, decltype(&EVP_MD_free)> sha256(
-      EVP_MD_fetch(nullptr, "SHA256", nullptr), EVP_MD_free);
-  thread_local const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(
-      EVP_MD_CTX_new(), EVP_MD_CTX_free);
-  constexpr std::size_t kKeyBytes = 32;
-  std::array<std::byte, EVP_MAX_MD_SIZE> whole;
-  bool is_done = EVP_DigestInit_ex2(context.get(), sha256.get(), nullptr) == 1 &&
-                 EVP_DigestUpdate(context.get(), secret.bytes.data(), kKeyBytes) == 1;
-  for (const std::span<const std::byte> part : parts)
-    is_done = is_done && EVP_DigestUpdate(context.get(), part.data(), part.size()) == 1;
-  is_done =
-      is_done && EVP_DigestFinal_ex(context.get(), reinterpret_cast<unsigned char*>(whole.data()),
-                                    nullptr) == 1;
-  KV_CHECK(is_done, "EVP_Digest");
-  std::array<std::uint64_t, 2> cut;
-  std::memcpy(&cut, whole.data(), sizeof cut);
-  return cut;
-}
 
 // The three kinds of input start with different words and have different lengths, so that none can
 // pass for another: a root is {tag, group and domain}, a block {parent, tokens}, a block with an
 // extra key {parent, tokens, extra, tag}.
 constexpr std::uint64_t kRootTag = 0x6b76686976652d72;   // "kvhive-r"
 constexpr std::uint64_t kExtraTag = 0x6b76686976652d78;  // "kvhive-x"
+/// In front of a digest of rows, so that it is never one of tokens.
+constexpr std::uint64_t kRowsTag = 0x6b76686976652d65;  // "kvhive-e"
 
 constexpr std::size_t kStackTokens = 1024;
+
+/// The part of the secret that SHA-256 is keyed with.
+std::span<const std::byte> key_of(const HashSecret& secret) {
+  return std::span(secret.bytes).first(32);
+}
+
+/// A digest of zeros would say that there is no extra key.
+ExtraKey not_none(ExtraKey digest) {
+  if (is_none(digest)) digest[0] = 1;
+  return digest;
+}
 
 }  // namespace
 
@@ -63,7 +51,7 @@ Hash128 BlockHasher::name_of(const void* bytes, std::size_t count) const {
   Hash128 name;
   if (algorithm_ == HashAlgorithm::sha256) [[unlikely]] {
     const auto [low, high] =
-        keyed_sha256(*secret_, {{static_cast<const std::byte*>(bytes), count}});
+        sha256_128({key_of(*secret_), {static_cast<const std::byte*>(bytes), count}});
     name = {low, high};
   } else {
     const XXH128_hash_t value =
@@ -104,10 +92,13 @@ Hash128 BlockHasher::child(Hash128 parent, std::span<const TokenId> tokens,
 }
 
 ExtraKey BlockHasher::digest(const ExtraKey& before, std::span<const TokenId> tokens) const {
-  ExtraKey digest =
-      keyed_sha256(*secret_, {std::as_bytes(std::span(before)), std::as_bytes(tokens)});
-  if (is_none(digest)) digest[0] = 1;  // that would say that there is no extra key
-  return digest;
+  return not_none(
+      sha256_128({key_of(*secret_), std::as_bytes(std::span(before)), std::as_bytes(tokens)}));
+}
+
+ExtraKey BlockHasher::digest(const ExtraKey& before, std::span<const ExtraKey> rows) const {
+  return not_none(sha256_128({key_of(*secret_), std::as_bytes(std::span(&kRowsTag, 1)),
+                              std::as_bytes(std::span(before)), std::as_bytes(rows)}));
 }
 
 void BlockHasher::extend(std::vector<Hash128>& chain, DomainId domain,

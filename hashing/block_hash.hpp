@@ -55,6 +55,9 @@ class BlockHasher {
   /// Stands for all tokens up to and including `tokens`, if `before` stands for those before them:
   /// SHA-256, keyed with the pool's secret and cut to 128 bits. Never kNoExtraKey.
   ExtraKey digest(const ExtraKey& before, std::span<const TokenId> tokens) const;
+  /// The same of `before` and of a block's rows, by their digests (EmbeddedPrompt). Never what the
+  /// other digest() gives.
+  ExtraKey digest(const ExtraKey& before, std::span<const ExtraKey> rows) const;
 
   /// Appends to `chain` the names of those full blocks of `tokens` that it does not have yet.
   /// \param salt  the first block's extra key (cache_salt.hpp)

@@ -16,7 +16,8 @@ void SequenceNames::extend(const BlockHasher& hasher, std::span<const TokenId> t
       auto& [names, extras] = of_[g];
       const GroupId group = groups_.id(g);
       const bool is_chained = groups_.is_chained(group);
-      const ExtraKey extra = is_chained && block != 0 ? kNoExtraKey : digest_;
+      const ExtraKey before = is_chained && block != 0 ? kNoExtraKey : digest_;
+      const ExtraKey extra = with_rows(hasher, before, block);
       const Hash128 parent = is_chained && block != 0 ? names.back() : hasher.root(domain_, group);
       names.push_back(hasher.child(parent, content, extra));
       if (!is_none(extra) || !extras.empty()) {
@@ -24,8 +25,17 @@ void SequenceNames::extend(const BlockHasher& hasher, std::span<const TokenId> t
         extras.push_back(extra);
       }
     }
-    if (needs_digests) digest_ = hasher.digest(digest_, content);
+    if (needs_digests) digest_ = hasher.digest(with_rows(hasher, digest_, block), content);
   }
+}
+
+/// An extra key of the block that depends on its rows, too, if it has some.
+ExtraKey SequenceNames::with_rows(const BlockHasher& hasher, const ExtraKey& before,
+                                  std::size_t block) const {
+  const std::size_t first = block * tokens_per_block_;
+  if (embedded_ == nullptr || first >= embedded_->rows()) return before;
+  const std::size_t rows = std::min(tokens_per_block_, embedded_->rows() - first);
+  return hasher.digest(before, embedded_->digests().subspan(first, rows));
 }
 
 }  // namespace kvhive

@@ -209,6 +209,8 @@ struct Architecture {
   ExpertRule experts = ExpertRule::none;  ///< in the layers that config.json says
   AttentionRule attention = AttentionRule::heads;
   ConfigDefaults defaults = {};
+  /// Its embedding layer, in Hugging Face's class, multiplies what it looks up.
+  bool embedding_is_scaled = false;
 };
 
 inline constexpr LayerWeightSet kQueryAndKeyNorms{LayerWeight::q_norm, LayerWeight::k_norm};
@@ -251,7 +253,8 @@ inline constexpr Architecture kArchitectures[] = {
      .defaults = {.tie_word_embeddings = true,
                   .rope_theta = 1e6,
                   .local_rope_theta = 1e4,
-                  .query_scalar = 256}},
+                  .query_scalar = 256},
+     .embedding_is_scaled = true},
     {.name = "DeepseekV2ForCausalLM",
      .optional = kLatentWeights,
      .experts = ExpertRule::deepseek,

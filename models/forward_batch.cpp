@@ -30,6 +30,9 @@ void check_batch(const ForwardBatch& batch, const ModelConfig& config, const Lay
            batch.adapters.size(), batch.kv_len.size());
   for (const TokenId token : batch.tokens)
     KV_CHECK(token >= 0 && token < config.vocab_size, token, config.vocab_size);
+  for (const EmbeddedRow& each : batch.embedded)
+    KV_CHECK(each.row < tokens && each.values.size() == std::size_t(config.hidden_size), each.row,
+             each.values.size());
   for (const std::int32_t row : batch.logit_rows)
     KV_CHECK(row >= 0 && std::size_t(row) < tokens, row, tokens);
 }

@@ -14,6 +14,12 @@
 
 namespace kvhive {
 
+/// A row of a batch whose embedding is given, instead of looked up for its token.
+struct EmbeddedRow {
+  std::size_t row = 0;
+  std::span<const float> values{};  // [hidden_size]
+};
+
 /// One step's work for a whole batch. Borrowed spans, alive during forward(). Alphabet as in
 /// kernels/paged_kv.hpp; N is the number of cache groups.
 struct ForwardBatch {
@@ -27,6 +33,8 @@ struct ForwardBatch {
   std::int32_t max_blocks = 0;                 // M
   /// [B] which adapter a sequence is computed with, -1 = none; empty = none for any
   std::span<const std::int32_t> adapters{};
+  /// In the order of their rows. What `tokens` says of these does not count, but is a token.
+  std::span<const EmbeddedRow> embedded{};
 
   std::span<const BlockId> table_of(GroupId group) const {
     const std::size_t entries = kv_len.size() * static_cast<std::size_t>(max_blocks);

@@ -495,6 +495,10 @@ float ModelConfig::embedding_scale(Dtype weights) const {
   }
 }
 
+float ModelConfig::given_embedding_scale(Dtype weights) const {
+  return architecture->embedding_is_scaled ? 1 : embedding_scale(weights);
+}
+
 Expected<ModelConfig> load_model_config(const std::filesystem::path& directory) {
   const auto path = directory / "config.json";
   const auto object = read_json_object(path);

@@ -98,6 +98,9 @@ struct ModelConfig {
   /// What embeddings are multiplied by. Models were trained with the root rounded to the type of
   /// their weights.
   float embedding_scale(Dtype weights) const;
+  /// What embeddings that are given are multiplied by. A caller gives what Hugging Face's
+  /// get_input_embeddings() makes of tokens: in Gemma 3, that is multiplied already.
+  float given_embedding_scale(Dtype weights) const;
   /// Whether layers with a window rotate otherwise than the others.
   bool has_sliding_rope() const { return architecture->defaults.local_rope_theta > 0; }
   /// Whether there are norms behind attention and behind the feed-forward network, too.

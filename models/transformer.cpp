@@ -142,6 +142,12 @@ void Transformer::State::embed(const ForwardBatch& batch) {
                 std::span(rows.hidden).subspan(t * width, width));
   const float scale = config.embedding_scale(weights.embedding.dtype);
   if (scale != 1) scale_in_place(rows.hidden, scale);
+  for (const EmbeddedRow& given : batch.embedded) {
+    const auto row = std::span(rows.hidden).subspan(given.row * width, width);
+    std::ranges::copy(given.values, row.begin());
+    if (const float factor = config.given_embedding_scale(weights.embedding.dtype); factor != 1)
+      scale_in_place(row, factor);
+  }
   rope.angles(batch.positions, rows.angles);
   if (sliding_rope) sliding_rope->angles(batch.positions, rows.sliding_angles);
 }

@@ -132,7 +132,8 @@ Answers BlockManagerState::answer(const Questions& questions) {
 /// As for an admission of the next step. Blocks that are found stay where they are in the order of
 /// their release.
 Expected<RoomStatus> BlockManagerState::room_for(const Question& question, std::size_t running) {
-  Sequence sequence = new_sequence(question.domain, question.tokens, question.salt);
+  Sequence sequence =
+      new_sequence(question.domain, question.tokens, question.salt, question.embedded);
   sequence.reads_cache = question.reads_cache;
   sequence.resets = pool_.memory().resets();
   if (auto error = never_fits(sequence)) return tl::unexpected(std::move(*error));

@@ -125,7 +125,8 @@ class BlockManagerState {
     std::shared_ptr<const LogitsProcessor> logits{};
     std::uint32_t prompt_tokens = 0;  ///< of its first tokens; known only if there are `logits`
     std::uint32_t most_tokens = 0;    ///< with so many it has ended
-    bool has_ended = false;           ///< and is forgotten when no step is under way that writes it
+    std::shared_ptr<const EmbeddedPrompt> embedded{};  ///< its first tokens, if not null
+    bool has_ended = false;  ///< and is forgotten when no step is under way that writes it
 
     /// Tokens whose KV is there once the steps under way are done.
     std::uint32_t begun() const { return computed + in_flight; }
@@ -206,7 +207,8 @@ class BlockManagerState {
   void forget_progress(Round& round, Sequence& sequence);
   void schedule(Round& round, SeqId seq, Sequence& sequence, std::uint32_t tokens);
 
-  Sequence new_sequence(DomainId domain, std::vector<TokenId> tokens, const ExtraKey& salt) const;
+  Sequence new_sequence(DomainId domain, std::vector<TokenId> tokens, const ExtraKey& salt,
+                        std::shared_ptr<const EmbeddedPrompt> embedded) const;
   std::uint32_t most_tokens(const StepRequest& request) const;
   std::size_t blocks_for(std::size_t tokens) const {
     return (tokens + tokens_per_block_ - 1) / tokens_per_block_;

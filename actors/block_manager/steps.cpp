@@ -261,7 +261,7 @@ void BlockManagerState::announce(const Sequence& sequence, GroupId group, std::s
 void BlockManagerState::apply_request(const StepRequest& request) {
   KV_CHECK(request.drafts.empty() || !config_.async_scheduling);
   for (const NewSequence& added : request.added) {
-    Sequence sequence = new_sequence(added.domain, added.tokens, added.salt);
+    Sequence sequence = new_sequence(added.domain, added.tokens, added.salt, added.embedded);
     sequence.sampling = added.sampling;
     sequence.logprobs = added.logprobs;
     sequence.adapter = added.adapter;
@@ -280,15 +280,16 @@ void BlockManagerState::apply_request(const StepRequest& request) {
   for (const SeqId seq : request.ended) end(seq);
 }
 
-BlockManagerState::Sequence BlockManagerState::new_sequence(DomainId domain,
-                                                            std::vector<TokenId> tokens,
-                                                            const ExtraKey& salt) const {
+BlockManagerState::Sequence BlockManagerState::new_sequence(
+    DomainId domain, std::vector<TokenId> tokens, const ExtraKey& salt,
+    std::shared_ptr<const EmbeddedPrompt> embedded) const {
   Sequence sequence{.domain = domain,
                     .tokens = std::move(tokens),
                     .sampling = {},
-                    .names = SequenceNames(groups_, domain, tokens_per_block_, salt),
+                    .names = SequenceNames(groups_, domain, tokens_per_block_, salt, embedded),
                     .tables = std::vector<Table>(groups_.count),
-                    .sink = {}};
+                    .sink = {},
+                    .embedded = std::move(embedded)};
   sequence.names.extend(hasher_, sequence.tokens);
   return sequence;
 }
@@ -344,6 +345,8 @@ void BlockManagerState::schedule(Round& round, SeqId seq, Sequence& sequence,
     work.logits = sequence.logits;
     work.answer.assign(sequence.tokens.begin() + sequence.prompt_tokens, sequence.tokens.end());
   }
+  if (sequence.embedded && work.start < sequence.embedded->rows())
+    work.embedded = sequence.embedded;
   score(sequence, work);
   round.plan.work.push_back(std::move(work));
   round.budget -= tokens;

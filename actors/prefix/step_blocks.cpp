@@ -34,14 +34,18 @@ std::vector<BlockId> StepBlocks::find(const SequenceContent& sequence, GroupId g
     const auto tokens = [&](const SequenceContent& content) {
       return content.tokens.subspan(from, compared - from);
     };
-    // Of a chained group only the first block has one, of others each has its own.
-    const auto extras = [&](const SequenceContent& content) {
+    const auto extra = [&](const SequenceContent& content, std::size_t block) {
       const auto all = content.names.extras(group);
-      return all.empty() ? std::pair(kNoExtraKey, kNoExtraKey) : std::pair(all[0], all[i]);
+      return block < all.size() ? all[block] : kNoExtraKey;
+    };
+    const auto has_equal_extras = [&] {
+      for (std::size_t block = from / block_size_; block <= i; ++block)
+        if (extra(owner, block) != extra(sequence, block)) return false;
+      return true;
     };
     if (compared > owner.tokens.size()) break;
     if (owner.domain != sequence.domain || owner.resets != sequence.resets ||
-        !std::ranges::equal(tokens(owner), tokens(sequence)) || extras(owner) != extras(sequence))
+        !std::ranges::equal(tokens(owner), tokens(sequence)) || !has_equal_extras())
       break;
     found.push_back(block);
   }

@@ -22,8 +22,8 @@ std::optional<Questions> OpenQuestions::next(std::size_t running) {
     if (turn->second.empty()) to_ask_.erase(turn);
     const Submission& asked = open_.at(seq);
     tokens += asked.prompt.size();
-    questions.asked.push_back(
-        {seq, asked.prompt, asked.domain, asked.salt, !asked.params.prompt_logprobs});
+    questions.asked.push_back({seq, asked.prompt, asked.domain, asked.salt,
+                               !asked.params.prompt_logprobs, asked.embedded});
   }
   out_ = questions.asked.size();
   return questions;

@@ -27,6 +27,11 @@ bool contains(const std::vector<TokenId>& tokens, TokenId token) {
   return std::find(tokens.begin(), tokens.end(), token) != tokens.end();
 }
 
+/// The prompt's, unless it is given as embeddings.
+std::span<const TokenId> given_tokens(const Submission& submission) {
+  return submission.embedded ? std::span<const TokenId>() : submission.prompt;
+}
+
 }  // namespace
 
 // -- requests come in -----------------------------------------------------------------------------
@@ -68,6 +73,7 @@ void SchedulerState::submit(Submission&& submission) {
   request.times = submission.times;
   request.salt = submission.salt;
   request.adapter = submission.adapter;
+  request.embedded = submission.embedded;
   request.logits = std::move(*logits);  // has the rules' lists
   request.params.rules = {.min_tokens = request.params.rules.min_tokens};
   // A request that another engine has taken meanwhile, of which this engine does not know yet: its
@@ -123,8 +129,8 @@ Expected<void> SchedulerState::check(const Submission& submission) const {
                    "the prompt has " + std::to_string(length) + " tokens; a request may have " +
                        std::to_string(config_.max_model_len) +
                        ", at least one of output included; " + remedy_for(config_.length_bound));
-  for (const auto* tokens : {&submission.prompt, &submission.journal})
-    if (auto known = check_vocabulary(*tokens, config_.vocab_size); !known) return known;
+  for (const auto tokens : {given_tokens(submission), std::span(submission.journal)})
+    if (auto known = check_vocabulary(tokens, config_.vocab_size); !known) return known;
   if (length > submission.most_scored)
     return failure(Errc::bad_argument, "the prompt has " + std::to_string(length) +
                                            " tokens, and its log-probabilities have room for " +
@@ -145,7 +151,7 @@ Expected<std::shared_ptr<const LogitsProcessor>> SchedulerState::processor_of(
     if (!spelled) return failure(spelled.error().code, "bad_words: " + spelled.error().text);
     bad_words = std::move(*spelled);
   }
-  return LogitsProcessor::make(params.rules, std::move(bad_words), submission.prompt,
+  return LogitsProcessor::make(params.rules, std::move(bad_words), given_tokens(submission),
                                std::move(ends), config_.vocab_size);
 }
 
@@ -266,6 +272,7 @@ std::optional<StepRequest> SchedulerState::next_step() {
     if (request.generated() != 0)
       added.computed_before = static_cast<std::uint32_t>(request.tokens.size()) - 1;
     added.logits = request.logits;
+    added.embedded = request.embedded;
     added.prompt_tokens = request.prompt_tokens;
     added.most_tokens = static_cast<std::uint32_t>(std::min<std::uint64_t>(
         std::uint64_t{request.prompt_tokens} + request.params.max_tokens, config_.max_model_len));

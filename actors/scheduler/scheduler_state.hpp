@@ -119,6 +119,7 @@ class SchedulerState {
     ExtraKey salt{};
     std::int32_t adapter = -1;
     std::shared_ptr<const LogitsProcessor> logits{};
+    std::shared_ptr<const EmbeddedPrompt> embedded{};  ///< its prompt, if not null
     std::size_t guessed = 0;  ///< tokens that the step which is out, or was last, guesses of it
     HitRate hit_rate{};
 

@@ -140,12 +140,29 @@ class PythonClient {
   std::shared_ptr<kvhive::Client> client_;
 };
 
-using Prompt = std::variant<std::string, std::vector<kvhive::TokenId>>;
+using Prompt = std::variant<std::string, std::vector<kvhive::TokenId>, py::buffer>;
+
+/// Rows of float32, one behind the other: a numpy array, or whatever else has a buffer of that
+/// kind.
+void set_rows(kvhive::GenerateRequest& request, const py::buffer& prompt) {
+  const py::buffer_info rows = prompt.request();
+  const auto width = static_cast<py::ssize_t>(sizeof(float));
+  if (rows.ndim != 2 || rows.format != py::format_descriptor<float>::format() ||
+      rows.strides[1] != width || rows.strides[0] != rows.shape[1] * width)
+    raise(
+        {kvhive::ErrorCode::bad_argument,
+         "prompt must be text, a list of token ids, or a contiguous array [tokens, hidden_size] of "
+         "float32 (numpy.ascontiguousarray(rows, numpy.float32))"});
+  const auto* values = static_cast<const float*>(rows.ptr);
+  request.prompt_embeds.assign(values, values + rows.size);
+  request.embedding_width = static_cast<std::uint32_t>(rows.shape[1]);
+}
 
 kvhive::GenerateRequest request_of(Prompt&& prompt) {
   kvhive::GenerateRequest request;
   if (auto* text = std::get_if<std::string>(&prompt)) request.prompt = std::move(*text);
   if (auto* tokens = std::get_if<1>(&prompt)) request.prompt_tokens = std::move(*tokens);
+  if (const auto* rows = std::get_if<2>(&prompt)) set_rows(request, *rows);
   return request;
 }
 
@@ -286,7 +303,8 @@ void define_client(py::module_& m) {
            py::arg("min_tokens") = 0, py::arg("logit_bias") = py::none(),
            py::arg("allowed_token_ids") = py::none(),
            py::arg("bad_words") = std::vector<std::string>(), py::arg("include_stop") = false,
-           "Starts a request and returns its Stream. `prompt` is text or a list of token ids.\n"
+           "Starts a request and returns its Stream. `prompt` is text, a list of token ids, or an\n"
+           "array of float32 with a row of the model's hidden_size for each token (embeddings).\n"
            "Prompts with different cache_salts share no cached blocks; `adapter` names a LoRA "
            "adapter.\n"
            "prompt_logprobs: score the prompt, with so many of the likeliest tokens in each place; "

@@ -50,7 +50,7 @@ inline constexpr std::size_t kMostChannelBytes = std::size_t{1} << 30;
 /// What the client library asks for unless its user says otherwise.
 inline constexpr std::size_t kUsualChannelBytes = std::size_t{2} << 20;
 
-enum class PromptKind : std::uint32_t { text = 0, tokens = 1 };
+enum class PromptKind : std::uint32_t { text = 0, tokens = 1, embeddings = 2 };
 
 /// A range of the requests' or the answers' bytes; `offset` counts from the file's first byte.
 struct ChannelRange {
@@ -69,8 +69,9 @@ struct RequestMark {
 struct RequestBody {
   std::uint32_t number;  ///< RequestMark::submitted
   PromptKind prompt_kind;
-  ChannelRange prompt;  ///< of the requests: UTF-8 text, or int32 token ids
-  ChannelRange log;     ///< of the answers: max_tokens records of record_bytes(logprobs) bytes each
+  /// Of the requests: UTF-8 text, int32 token ids, or rows of `embedding_width` values of f32.
+  ChannelRange prompt;
+  ChannelRange log;  ///< of the answers: max_tokens records of record_bytes(logprobs) bytes each
   /// Of the answers: room for the generated text. Text that does not fit is dropped; its tokens are
   /// kept.
   ChannelRange text;
@@ -96,6 +97,7 @@ struct RequestBody {
   std::uint32_t min_tokens;
   std::uint32_t include_stop;
   std::uint32_t only_asks;  ///< for room; the log stays empty
+  std::uint32_t embedding_width;
   RuleCounts rule_counts;
   ChannelRange rule_lists;  ///< of the requests (rule_lists.hpp); no bytes = all are empty
   std::array<std::array<char, kStopBytes>, kMostStopStrings> stop;

@@ -23,10 +23,21 @@ std::size_t text_room(const ChannelRequest& request) {
   return std::max<std::size_t>(4096, std::size_t{request.params.max_tokens} * 16);
 }
 
-std::size_t prompt_bytes(const ChannelRequest& request) {
-  return request.prompt_tokens.empty() ? request.prompt.size()
-                                       : request.prompt_tokens.size() * sizeof(TokenId);
+PromptKind kind_of(const ChannelRequest& request) {
+  if (!request.prompt_embeds.empty()) return PromptKind::embeddings;
+  return request.prompt_tokens.empty() ? PromptKind::text : PromptKind::tokens;
 }
+
+std::span<const std::byte> prompt_of(const ChannelRequest& request) {
+  switch (kind_of(request)) {
+    case PromptKind::embeddings: return std::as_bytes(std::span(request.prompt_embeds));
+    case PromptKind::tokens: return std::as_bytes(std::span(request.prompt_tokens));
+    case PromptKind::text: break;
+  }
+  return std::as_bytes(std::span(request.prompt));
+}
+
+std::size_t prompt_bytes(const ChannelRequest& request) { return prompt_of(request).size(); }
 
 std::size_t log_bytes(const ChannelRequest& request) {
   return request.params.max_tokens * record_bytes(request.params.logprobs);
@@ -50,12 +61,29 @@ std::uint64_t random_seed() {
   return seed;
 }
 
+Expected<void> check_embeddings(const ChannelRequest& request) {
+  const std::size_t values = request.prompt_embeds.size(), width = request.embedding_width;
+  if (values == 0) return {};
+  if (!request.prompt.empty() || !request.prompt_tokens.empty())
+    return failure(Errc::bad_argument,
+                   "prompt_embeds stands instead of text and tokens; give one of them");
+  if (width == 0 || values % width != 0)
+    return failure(Errc::bad_argument, "prompt_embeds has " + std::to_string(values) +
+                                           " values, no whole rows of " + std::to_string(width) +
+                                           "; a row has the model's hidden_size");
+  if (request.params.prompt_logprobs)
+    return failure(Errc::bad_argument,
+                   "prompt_logprobs of prompt_embeds: there are no tokens to be scored; leave one "
+                   "of them out");
+  return {};
+}
+
 /// Checks that the request's values are in range and fit into a slot.
 Expected<void> check(const ChannelRequest& request) {
   const GenerationParams& params = request.params;
   const auto bad = [](const std::string& text) { return failure(Errc::bad_argument, text); };
-  if (request.prompt.empty() && request.prompt_tokens.empty())
-    return bad("the prompt is empty; give at least one token");
+  if (prompt_of(request).empty()) return bad("the prompt is empty; give at least one token");
+  if (auto valid = check_embeddings(request); !valid) return valid;
   if (params.max_tokens == 0) return bad("max_tokens is 0; ask for at least 1");
   if (params.logprobs > kMostLogprobs)
     return bad("logprobs is " + std::to_string(params.logprobs) + "; at most " +
@@ -219,11 +247,9 @@ void ClientChannel::fill(std::uint32_t slot, const ChannelRequest& request, cons
   auto& body = *reinterpret_cast<RequestBody*>(requests_.data() + body_offset(slot));
   body = {};
   body.number = open.number;
-  body.prompt_kind = request.prompt_tokens.empty() ? PromptKind::text : PromptKind::tokens;
-  const void* prompt = request.prompt_tokens.empty()
-                           ? static_cast<const void*>(request.prompt.data())
-                           : static_cast<const void*>(request.prompt_tokens.data());
-  std::memcpy(requests_.data() + open.prompt.offset, prompt, open.prompt.bytes);
+  body.prompt_kind = kind_of(request);
+  body.embedding_width = request.embedding_width;
+  std::memcpy(requests_.data() + open.prompt.offset, prompt_of(request).data(), open.prompt.bytes);
   KV_KILL_POINT("submit.prompt_copied");
   body.prompt = open.prompt;
   body.log = open.log;

@@ -19,6 +19,9 @@ namespace kvhive {
 struct ChannelRequest {
   std::string prompt;  ///< UTF-8; ignored if there are prompt_tokens
   std::vector<TokenId> prompt_tokens;
+  /// Instead of tokens, rows of `embedding_width` values; taken if there are any.
+  std::vector<float> prompt_embeds{};
+  std::uint32_t embedding_width = 0;
   GenerationParams params;
   /// Bytes of room for the generated text; 0 = 16 per token, at least 4 KiB.
   std::size_t most_text_bytes = 0;

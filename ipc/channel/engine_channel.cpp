@@ -73,11 +73,18 @@ bool contains(std::size_t begin, std::size_t end, const ChannelRange& range,
          range.offset % alignment == 0;
 }
 
+/// \param body  of a prompt given as embeddings, with a width
+std::size_t row_bytes(const RequestBody& body) { return body.embedding_width * sizeof(float); }
+
 /// As good as is known before the prompt is tokenised.
 std::size_t prompt_tokens(const RequestBody& body) {
   constexpr std::size_t kBytesPerToken = 4;
-  return body.prompt.bytes /
-         (body.prompt_kind == PromptKind::text ? kBytesPerToken : sizeof(TokenId));
+  switch (body.prompt_kind) {
+    case PromptKind::tokens: return body.prompt.bytes / sizeof(TokenId);
+    case PromptKind::embeddings: return body.prompt.bytes / row_bytes(body);
+    case PromptKind::text: break;
+  }
+  return body.prompt.bytes / kBytesPerToken;
 }
 
 std::size_t memory_of_rules(std::size_t list_bytes, float repetition_penalty,
@@ -88,10 +95,11 @@ std::size_t memory_of_rules(std::size_t list_bytes, float repetition_penalty,
 /// \param body  checked
 std::size_t memory_for(const RequestBody& body, const PromptLimits& limits) {
   const bool is_text = body.prompt_kind == PromptKind::text;
-  const std::size_t tokens = is_text ? std::min<std::size_t>(body.prompt.bytes, limits.tokens)
-                                     : body.prompt.bytes / sizeof(TokenId);
+  const bool is_tokens = body.prompt_kind == PromptKind::tokens;
+  const std::size_t tokens =
+      is_text ? std::min<std::size_t>(body.prompt.bytes, limits.tokens) : prompt_tokens(body);
   const std::size_t output = std::min<std::size_t>(body.max_tokens, limits.tokens);
-  return kRequestMemory + (is_text ? body.prompt.bytes : 0) + (tokens + output) * kTokenMemory +
+  return kRequestMemory + (is_tokens ? 0 : body.prompt.bytes) + (tokens + output) * kTokenMemory +
          memory_of_rules(body.rule_lists.bytes, body.repetition_penalty, tokens);
 }
 
@@ -137,10 +145,10 @@ HeldMemory::HeldMemory(std::shared_ptr<EngineChannel> channel, std::size_t bytes
 
 HeldMemory::~HeldMemory() { channel_->release(bytes_); }
 
-void HeldMemory::settle(std::size_t prompt_tokens, std::size_t max_tokens,
-                        const TokenRules& rules) {
+void HeldMemory::settle(std::size_t prompt_tokens, std::size_t max_tokens, const TokenRules& rules,
+                        std::size_t rows_bytes) {
   const std::size_t bytes =
-      kRequestMemory + (prompt_tokens + max_tokens) * kTokenMemory +
+      kRequestMemory + rows_bytes + (prompt_tokens + max_tokens) * kTokenMemory +
       memory_of_rules(list_bytes(rules), rules.repetition_penalty, prompt_tokens);
   channel_->held_ += bytes;
   channel_->release(std::exchange(bytes_, bytes));
@@ -462,8 +470,19 @@ Expected<void> EngineChannel::read_prompt(const RequestBody& body, TakenRequest&
     request.text.resize(body.prompt.bytes);
     return requests_.read(body.prompt.offset, std::as_writable_bytes(std::span(request.text)));
   }
+  if (body.prompt_kind == PromptKind::embeddings) {
+    request.rows = body.prompt;
+    return {};
+  }
   request.tokens.resize(body.prompt.bytes / sizeof(TokenId));
   return requests_.read(body.prompt.offset, std::as_writable_bytes(std::span(request.tokens)));
+}
+
+Expected<std::vector<float>> EngineChannel::read_rows(const ChannelRange& rows) const {
+  std::vector<float> values(rows.bytes / sizeof(float));
+  if (auto read = requests_.read(rows.offset, std::as_writable_bytes(std::span(values))); !read)
+    return forward_error(read);
+  return values;
 }
 
 /// The allowed tokens last: nothing but the model's vocabulary can be against them.
@@ -530,7 +549,11 @@ Expected<void> EngineChannel::check_length(const RequestBody& body,
                        ", the most that the model's longest sequence can stand for; " +
                        limits.remedy);
   }
-  const std::size_t tokens = body.prompt.bytes / sizeof(TokenId);
+  if (body.prompt_kind == PromptKind::embeddings && body.embedding_width != limits.embedding_width)
+    return bad_request("prompt_embeds has rows of " + std::to_string(body.embedding_width) +
+                       " values; the model's hidden_size is " +
+                       std::to_string(limits.embedding_width));
+  const std::size_t tokens = prompt_tokens(body);
   if (tokens < limits.tokens) return {};
   return failure(Errc::never_fits, "the prompt has " + std::to_string(tokens) +
                                        " tokens; a request may have " +
@@ -539,15 +562,8 @@ Expected<void> EngineChannel::check_length(const RequestBody& body,
 }
 
 Expected<void> EngineChannel::check_body(const RequestBody& body) const {
-  if (body.prompt_kind != PromptKind::text && body.prompt_kind != PromptKind::tokens)
-    return bad_request("the request's prompt kind is " +
-                       std::to_string(std::uint32_t(body.prompt_kind)) + ", not text or tokens");
   if (body.prompt.bytes == 0) return bad_request("the prompt is empty; give at least one token");
-  const bool is_tokens = body.prompt_kind == PromptKind::tokens;
-  if (!contains(prompts_offset(), requests_.size(), body.prompt,
-                is_tokens ? alignof(TokenId) : 1) ||
-      (is_tokens && body.prompt.bytes % sizeof(TokenId) != 0))
-    return bad_request("the request's prompt lies outside the channel");
+  if (auto valid = check_prompt(body); !valid) return valid;
   if (body.max_tokens == 0) return bad_request("max_tokens is 0; ask for at least 1");
   if (body.logprobs > kMostLogprobs)
     return bad_request("logprobs is " + std::to_string(body.logprobs) + "; at most " +
@@ -581,6 +597,29 @@ Expected<void> EngineChannel::check_body(const RequestBody& body) const {
        !contains(prompts_offset(), requests_.size(), body.rule_lists, alignof(std::uint32_t))))
     return bad_request("the lists of the request's rules lie outside the channel or are damaged");
   return kvhive::check(scalars_of(body));
+}
+
+Expected<void> EngineChannel::check_prompt(const RequestBody& body) const {
+  std::size_t unit = 1;
+  switch (body.prompt_kind) {
+    case PromptKind::text: break;
+    case PromptKind::tokens: unit = sizeof(TokenId); break;
+    case PromptKind::embeddings:
+      if (body.embedding_width == 0) return bad_request("prompt_embeds has rows of no values");
+      if (body.prompt_log.bytes != 0)
+        return bad_request("prompt_logprobs of prompt_embeds: there are no tokens to be scored");
+      unit = row_bytes(body);
+      break;
+    default:
+      return bad_request("the request's prompt kind is " +
+                         std::to_string(std::uint32_t(body.prompt_kind)) +
+                         ", not text, tokens or embeddings");
+  }
+  const std::size_t alignment = std::min(unit, alignof(TokenId));
+  if (!contains(prompts_offset(), requests_.size(), body.prompt, alignment) ||
+      body.prompt.bytes % unit != 0)
+    return bad_request("the request's prompt lies outside the channel");
+  return {};
 }
 
 /// The tokens of a text are counted later (TakenRequest::most_scored()).

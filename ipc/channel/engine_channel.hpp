@@ -25,7 +25,9 @@ namespace kvhive {
 struct PromptLimits {
   std::size_t text_bytes = ~std::size_t{0};
   std::size_t tokens = ~std::size_t{0};  ///< of prompt and output together
-  std::string remedy = "shorten it";     ///< for the error text
+  /// Values of a row, if a prompt is given as embeddings; 0 = none may be.
+  std::uint32_t embedding_width = 0;
+  std::string remedy = "shorten it";  ///< for the error text
 };
 
 class EngineChannel;
@@ -35,7 +37,7 @@ class EngineChannel;
 /// need more waits in its slot until others of its channel have ended. It counts with
 ///  - kRequestMemory for what every request needs: its parameters, stop strings, sink, places in
 ///    tables;
-///  - its text, until it has been tokenised;
+///  - its text, until it has been tokenised, or its rows, if it is given as embeddings;
 ///  - kTokenMemory for each token of its prompt and for each of max_tokens, because the scheduler
 ///    and the block manager have a copy each, which may grow to twice its size. Until its text has
 ///    been tokenised, it counts as one token for each byte;
@@ -54,7 +56,9 @@ class HeldMemory {
   HeldMemory& operator=(const HeldMemory&) = delete;
   ~HeldMemory();
   /// The request's text is gone, and its prompt has this many tokens.
-  void settle(std::size_t prompt_tokens, std::size_t max_tokens, const TokenRules& rules);
+  /// \param rows_bytes  if it is given as embeddings
+  void settle(std::size_t prompt_tokens, std::size_t max_tokens, const TokenRules& rules,
+              std::size_t rows_bytes = 0);
 
  private:
   std::shared_ptr<EngineChannel> channel_;
@@ -71,6 +75,7 @@ struct TakenRequest {
   PromptKind prompt_kind = PromptKind::text;
   std::string text;              ///< the prompt, if its kind is text
   std::vector<TokenId> tokens;   ///< the prompt, if its kind is tokens
+  ChannelRange rows;             ///< where the prompt is, if its kind is embeddings
   ChannelRange log, text_room;   ///< where its answer goes
   ChannelRange prompt_log;       ///< and where the prompt's scores go
   std::vector<TokenId> journal;  ///< what engines generated before they died
@@ -146,6 +151,9 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   /// waited for memory may have it, or another engine has taken a request of this one.
   void on_change(std::function<void()> on_change);
 
+  /// The values of a prompt that is given as embeddings. In any thread.
+  [[nodiscard]] Expected<std::vector<float>> read_rows(const ChannelRange& rows) const;
+
   /// The object that writes the results of a taken request into its slot.
   std::unique_ptr<OutputSink> sink(const TakenRequest& request);
 
@@ -189,6 +197,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   [[nodiscard]] Expected<void> check(const Found& found, const RequestBody& body,
                                      const PromptLimits& limits) const;
   [[nodiscard]] Expected<void> check_body(const RequestBody& body) const;
+  [[nodiscard]] Expected<void> check_prompt(const RequestBody& body) const;
   [[nodiscard]] Expected<void> check_prompt_log(const RequestBody& body) const;
   [[nodiscard]] Expected<void> check_length(const RequestBody& body,
                                             const PromptLimits& limits) const;

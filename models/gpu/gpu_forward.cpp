@@ -494,6 +494,13 @@ Expected<void> GpuForward::compute(const GpuStep& step, std::byte* kv_base, cons
                             .dtype = config_.dtype,
                             .scale = config_.embedding_scale(config_.dtype)},
                            stream_);
+  for (const EmbeddedRow& given : step.embedded)
+    if (queued)
+      queued = device_.copy(
+          reinterpret_cast<std::byte*>(floats_at(offsets_.residual) +
+                                       given.row * static_cast<std::size_t>(config_.hidden_size)),
+          reinterpret_cast<const std::byte*>(given.values.data()), given.values.size_bytes(),
+          stream_);
   for (std::int32_t layer = 0; layer < config_.layers && queued; ++layer) {
     if (before_layer) queued = before_layer(groups_.places[layer].slot);
     if (queued) queued = run_attention(step, layer, kv_base, layout);

@@ -61,6 +61,7 @@ void plan_attention(const PagedAttentionArgs& args, std::int32_t first, std::int
 bool is_decode(const ForwardBatch& batch) {
   const std::size_t B = batch.kv_len.size();
   if (B == 0 || batch.tokens.size() != B || batch.logit_rows.size() != B) return false;
+  if (!batch.embedded.empty()) return false;
   for (std::size_t b = 0; b < B; ++b)
     if (batch.query_start[b + 1] - batch.query_start[b] != 1 ||
         batch.logit_rows[b] != static_cast<std::int32_t>(b))

@@ -94,6 +94,9 @@ struct GpuStep {
   const std::int32_t* logit_rows = nullptr;
   const SampleChoice* choices = nullptr;
   std::int32_t B = 0, M = 0;
+  /// Rows whose embeddings are given, scaled, in host memory; one entry has all that follow each
+  /// other.
+  std::span<const EmbeddedRow> embedded{};
   /// For each kind of layers the calls that compute attention: one, or several if the states do not
   /// fit into the scratch.
   std::vector<std::vector<AttentionWork>> attention;

@@ -55,6 +55,8 @@ struct GpuTransformer::State {
   StagingBuffer staging;  ///< a step's inputs, then its outputs
   OrderedStream stream;
   DecodeGraphs graphs;
+  std::vector<float> given;       ///< a step's rows that are given as embeddings, scaled
+  std::vector<EmbeddedRow> runs;  ///< in `given`
   bool is_under_way = false;
   struct {
     std::int32_t tokens = 0;
@@ -67,12 +69,30 @@ struct GpuTransformer::State {
     return staging.data() + round_up(offsets().input_bytes(), kInputAlignment);
   }
 
+  void gather(std::span<const EmbeddedRow> embedded);
   Expected<void> enqueue(const GpuStep& step, std::size_t input_bytes, std::byte* kv_base,
                          const KvLayout& layout, const BeforeLayer& before_layer);
   Expected<void> compute(const GpuStep& step, std::byte* kv_base, const KvLayout& layout,
                          const BeforeLayer& before_layer);
   Expected<void> project_some(std::span<const std::int32_t> rows, std::span<float> logits);
 };
+
+/// So that they are copied by few calls, and may change when the step has begun.
+void GpuTransformer::State::gather(std::span<const EmbeddedRow> embedded) {
+  const float factor = config.given_embedding_scale(config.dtype);
+  const std::size_t width = config.hidden_size;
+  given.clear();
+  for (const EmbeddedRow& each : embedded)
+    for (const float value : each.values) given.push_back(value * factor);
+  runs.clear();
+  for (std::size_t i = 0; i < embedded.size(); ++i) {
+    const float* values = given.data() + i * width;
+    if (i != 0 && embedded[i - 1].row + 1 == embedded[i].row)
+      runs.back().values = {runs.back().values.data(), runs.back().values.size() + width};
+    else
+      runs.push_back({embedded[i].row, {values, width}});
+  }
+}
 
 Expected<void> GpuTransformer::State::enqueue(const GpuStep& step, std::size_t input_bytes,
                                               std::byte* kv_base, const KvLayout& layout,
@@ -192,8 +212,9 @@ Expected<void> GpuTransformer::start(const ForwardBatch& batch,
   check_limits(batch, choices, state.limits);
   StepInputs inputs(state.staging.data(), state.forward.at(state.offsets().inputs),
                     state.offsets().input_bytes());
-  const GpuStep step =
-      plan_step(state.forward.step_context(kv_base, layout), batch, choices, inputs);
+  GpuStep step = plan_step(state.forward.step_context(kv_base, layout), batch, choices, inputs);
+  state.gather(batch.embedded);
+  step.embedded = state.runs;
   state.last_step = {static_cast<std::int32_t>(batch.tokens.size()),
                      static_cast<std::int32_t>(batch.logit_rows.size()), step.n, step.K};
   auto queued = state.enqueue(step, inputs.bytes(), kv_base, layout, before_layer);

@@ -14,6 +14,7 @@
 #include "pool/care/reaper.hpp"
 #include "tests/actors/plain_ring.hpp"
 #include "tests/models/golden.hpp"
+#include "tests/support/embeddings.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -103,8 +104,9 @@ class Family : public ::testing::TestWithParam<Member> {
       return all;
     }
   };
+  enum class Prompts : std::uint8_t { tokens, embeddings };
   void submit(PlainRing& ring, const Answers& answers, float temperature = 0,
-              const TokenRules& rules = {}) const {
+              const TokenRules& rules = {}, Prompts kind = Prompts::tokens) const {
     GenerationParams params;
     params.max_tokens = kMostTokens;
     params.sampling = {.temperature = temperature, .seed = 5};
@@ -114,11 +116,17 @@ class Family : public ::testing::TestWithParam<Member> {
     for (std::uint32_t i = 0; i < asked.size(); ++i) {
       if (answers.of[i]->is_finished()) continue;
       const auto journal = answers.of[i]->tokens;
-      ring.scheduler().submit({{1, i},
-                               asked[i],
-                               journal,
-                               params,
-                               std::make_shared<RecordingSink>(answers.of[i], journal.size())});
+      Submission submission{{1, i},
+                            asked[i],
+                            journal,
+                            params,
+                            std::make_shared<RecordingSink>(answers.of[i], journal.size())};
+      if (kind == Prompts::embeddings) {
+        submission.prompt.assign(asked[i].size(), kEmbedded);
+        submission.embedded = std::make_shared<EmbeddedPrompt>(
+            *EmbeddedPrompt::make(config_.hidden_size, embeddings_of(path_, asked[i])));
+      }
+      ring.scheduler().submit(std::move(submission));
     }
     ring.scheduler().flush();
   }
@@ -145,9 +153,10 @@ class Family : public ::testing::TestWithParam<Member> {
       answers.of.push_back(std::make_shared<Recording>());
     return answers;
   }
-  Tokens run(PlainRing& ring, float temperature = 0, const TokenRules& rules = {}) const {
+  Tokens run(PlainRing& ring, float temperature = 0, const TokenRules& rules = {},
+             Prompts kind = Prompts::tokens) const {
     const Answers answers = no_answers();
-    submit(ring, answers, temperature, rules);
+    submit(ring, answers, temperature, rules, kind);
     while (!ring.is_quiet()) EXPECT_TRUE(ring.advance().value_or(false) || ring.is_quiet());
     return answers.tokens();
   }
@@ -181,6 +190,32 @@ TEST_P(Family, CachedOrNotInChunksOfAnySizeTheTokensAreTheSame) {
       EXPECT_EQ(run(*engine), expected()) << chunk;
       EXPECT_EQ(run(*engine), expected()) << chunk << ", again";
       EXPECT_EQ(counted(memory, "hit_blocks") > 20, is_cached);
+    }
+}
+
+TEST_P(Family, EmbeddingsOfAPromptsTokensGiveTheSameAnswerAndAreCachedApartFromTokens) {
+  for (const std::uint32_t chunk : {16u, 512u}) {
+    const PoolMemory memory = make_pool({300});
+    const auto engine = ring(memory, {.step_tokens = chunk});
+    EXPECT_EQ(run(*engine), expected());
+    const std::uint64_t hits = counted(memory, "cached_tokens");
+    EXPECT_EQ(run(*engine, 0, {}, Prompts::embeddings), expected()) << chunk;
+    const std::uint64_t among_embeddings = counted(memory, "cached_tokens") - hits;
+    EXPECT_EQ(run(*engine, 0, {}, Prompts::embeddings), expected()) << chunk << ", again";
+    EXPECT_GT(counted(memory, "cached_tokens") - hits - among_embeddings, among_embeddings + 100);
+    EXPECT_TRUE(fsck(memory).violations.empty());
+  }
+}
+
+/// They are computed once more, or copied; and guesses are of the answer's tokens only.
+TEST_P(Family, PreemptedEmbeddingsGiveTheSameTokensWithAndWithoutGuesses) {
+  for (const PreemptionMode mode : {PreemptionMode::recompute, PreemptionMode::swap})
+    for (const std::uint32_t drafts : {0u, 4u}) {
+      const PoolMemory memory = make_pool({26, 60});
+      const auto engine = ring(memory, {.preemption = mode, .step_tokens = 32, .drafts = drafts});
+      EXPECT_EQ(run(*engine, 0, {}, Prompts::embeddings), expected()) << drafts;
+      EXPECT_EQ(run(*engine, 0, {}, Prompts::embeddings), expected()) << drafts << ", again";
+      EXPECT_GT(counted(memory, "preemptions_swap") + counted(memory, "preemptions_recompute"), 0u);
     }
 }
 

@@ -149,10 +149,13 @@ void OracleRunner::write(const ScheduledSequence& work) const {
   std::uint64_t past = read_back(work, work.start, work.start);
   for (std::size_t i = 0; i < work.tokens.size(); ++i) {
     const std::size_t position = work.start + i;
+    const bool is_embedded = work.embedded && position < work.embedded->rows();
+    const TokenId token =
+        is_embedded ? static_cast<TokenId>(work.embedded->row(position).front()) : work.tokens[i];
     for (std::size_t g = 0; g < memory_.geometry().models[0].groups.count; ++g)
       at(table_of(work, g)[position / size].value, position % size) = {
-          work.tokens[i], static_cast<std::uint32_t>(position), past};
-    past = extend(past, work.tokens[i], position);
+          token, static_cast<std::uint32_t>(position), past};
+    past = extend(past, token, position);
   }
 }
 

@@ -34,6 +34,8 @@ OracleOutput oracle_output(std::span<const TokenId> prompt, const GenerationPara
 std::vector<PromptToken> oracle_scores(std::span<const TokenId> prompt, std::uint32_t likeliest,
                                        std::int32_t adapter = -1);
 
+/// Computes from an embedding of one value as from a token of that number, which is none of the
+/// vocabulary.
 class OracleRunner : public StepRunner {
  public:
   /// \param slot  plans may only use blocks that this slot holds

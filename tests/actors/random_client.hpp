@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "hashing/cache_salt.hpp"
+#include "hashing/embedded_prompt.hpp"
 #include "tests/actors/plain_ring.hpp"
 
 namespace kvhive::testing {
@@ -21,6 +22,7 @@ inline std::uint32_t between(std::mt19937_64& random, std::size_t low, std::size
 struct RandomClient {
   RequestKey key{};
   std::vector<TokenId> prompt{};
+  bool is_embedded = false;  ///< `prompt` is what the rows of the prompt stand for
   GenerationParams params{};
   DomainId domain{};
   std::int32_t adapter = -1;
@@ -36,6 +38,11 @@ struct RandomClient {
         domain};
     submission.adapter = adapter;
     if (adapter >= 0) submission.salt = start_key("", std::to_string(adapter));
+    if (is_embedded) {
+      submission.embedded = std::make_shared<EmbeddedPrompt>(
+          *EmbeddedPrompt::make(1, std::vector<float>(prompt.begin(), prompt.end())));
+      submission.prompt.assign(prompt.size(), kEmbedded);
+    }
     return submission;
   }
 
@@ -91,6 +98,9 @@ class RandomClients {
     if (between(0, 3) == 0)
       client.params.rules = {.presence_penalty = 1,
                              .min_tokens = between(0, client.params.max_tokens)};
+    client.is_embedded = between(0, 4) == 0 && !client.params.prompt_logprobs;
+    if (client.is_embedded)
+      for (TokenId& token : client.prompt) token += kOracleVocab;
     return client;
   }
 

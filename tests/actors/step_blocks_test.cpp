@@ -81,6 +81,24 @@ TEST_F(StepBlocksTest, ComparesTokensFromTheStartOn) {
   EXPECT_THAT(step_.find(collides, kFull, 1, 2), IsEmpty());
 }
 
+/// The prompt's rows are in extra keys; here of blocks 0 and 1.
+TEST_F(StepBlocksTest, FindsAPromptOfEmbeddingsByItsRows) {
+  const auto embedded = [&](float value) {
+    const auto prompt = *EmbeddedPrompt::make(1, {1, value, 3, 4, 5});
+    Sequence made{
+        tokens_,
+        {},
+        SequenceNames({}, {}, kSize, kNoExtraKey, std::make_shared<EmbeddedPrompt>(prompt))};
+    made.names.extend(BlockHasher({}), made.tokens);
+    return made;
+  };
+  const Sequence owner = embedded(2), equal = embedded(2), other = embedded(2.5);
+  step_.add(owner.content(), kFull, table_, 0, 3);
+  EXPECT_THAT(step_.find(equal.content(), kFull, 0, 3), SizeIs(3));
+  EXPECT_THAT(step_.find(other.content(), kFull, 0, 3), IsEmpty());
+  EXPECT_THAT(step_.find(owner_.content(), kFull, 0, 3), IsEmpty());
+}
+
 TEST_F(StepBlocksTest, OfEqualContentsTheFirstIsFound) {
   step_.add(owner_.content(), kFull, table_, 0, 1);
   const Sequence again = sequence(tokens_);

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
 #include <numeric>
 
 namespace kvhive {
@@ -95,6 +97,51 @@ TEST_F(SequenceNamesTest, ExtendingInStepsGivesTheSame) {
   for (const GroupId group : {kFullGroup, kWindowed}) {
     EXPECT_TRUE(std::ranges::equal(in_steps.names(group), at_once.names(group)));
     EXPECT_TRUE(std::ranges::equal(in_steps.extras(group), at_once.extras(group)));
+  }
+}
+
+/// Of two rows of six, the second block has the last two.
+TEST_F(SequenceNamesTest, ABlockOfAnEmbeddedPromptHasADigestOfItsRowsInItsExtraKey) {
+  const auto embedded = [&](std::vector<float> rows, const ExtraKey& start = kNoExtraKey) {
+    auto tokens = std::vector<TokenId>(rows.size() / 2, kEmbedded);
+    tokens.resize(12, 7);
+    SequenceNames names(
+        full_and_window(), DomainId{3}, kSize, start,
+        std::make_shared<EmbeddedPrompt>(*EmbeddedPrompt::make(2, std::move(rows))));
+    names.extend(hasher, tokens);
+    return names;
+  };
+  std::vector<float> rows(12);
+  std::iota(rows.begin(), rows.end(), 0.5f);
+  const SequenceNames names = embedded(rows), equal = embedded(rows);
+  std::vector<float> last_row = rows, first_row = rows;
+  last_row[11] += 1;
+  first_row[0] += 1;
+  const SequenceNames other_end = embedded(last_row), other_start = embedded(first_row);
+  const SequenceNames salted = embedded(rows, {1, 2});
+  for (const GroupId group : {kFullGroup, kWindowed}) {
+    EXPECT_TRUE(std::ranges::equal(names.names(group), equal.names(group)));
+    EXPECT_TRUE(std::ranges::equal(names.extras(group), equal.extras(group)));
+    EXPECT_EQ(names.names(group)[0], other_end.names(group)[0]);
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_NE(names.names(group)[i], other_start.names(group)[i]) << i;
+      EXPECT_NE(names.names(group)[i], salted.names(group)[i]) << i;
+    }
+    for (std::size_t i = 1; i < 3; ++i)
+      EXPECT_NE(names.names(group)[i], other_end.names(group)[i]) << i;
+    EXPECT_NE(names.extras(group)[1], other_end.extras(group)[1]) << "compared, not the name alone";
+  }
+  EXPECT_TRUE(is_none(names.extras(kFullGroup)[2])) << "tokens only";
+  EXPECT_NE(names.names(kFullGroup)[0],
+            named(std::vector<TokenId>(4, kEmbedded)).names(kFullGroup)[0]);
+}
+
+TEST(EmbeddedPrompt, RefusesWhatIsNoNumber) {
+  for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+    const auto prompt = EmbeddedPrompt::make(2, {0, 1, 2, bad});
+    ASSERT_FALSE(prompt.has_value());
+    EXPECT_EQ(prompt.error().code, Errc::bad_argument);
+    EXPECT_NE(prompt.error().text.find("prompt_embeds: value 1 of row 1 is"), std::string::npos);
   }
 }
 

@@ -242,6 +242,7 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
   parts.swapper = std::move(computing.swapper);
   parts.runner = std::move(computing.runner);
   const PromptLimits prompt{longest.tokens * longest_token_bytes(tokenizer_), longest.tokens,
+                            static_cast<std::uint32_t>(config.hidden_size),
                             remedy_for(longest.bound)};
   self_.tokens_per_step = options.max_num_batched_tokens;
   self_.most_queued = options.max_queued_tokens;

@@ -210,6 +210,12 @@ struct GenerateRequest {
   /// Generate nothing, but say whether the prompt finds room now: Progress::room. Client::ask()
   /// sets it.
   bool only_asks = false;
+  /// Instead of text and tokens: for each place of the prompt a row of `embedding_width` finite
+  /// numbers, such as the model's embedding layer makes of tokens; the width is the model's
+  /// hidden_size. Prompts share cached blocks if their rows are the same, bit for bit. There are no
+  /// tokens to be scored (prompt_logprobs), nor for repetition_penalty.
+  std::vector<float> prompt_embeds{};
+  std::uint32_t embedding_width = 0;
 };
 
 /// The least ClientOptions::channel_bytes that this request fits into: 1 MiB or more.

@@ -211,6 +211,63 @@ TEST_F(ChannelTest, ATextPromptArrivesAsText) {
   EXPECT_THAT(taken.tokens, IsEmpty());
 }
 
+/// Nothing of it is copied until the engine asks for it.
+TEST_F(ChannelTest, APromptOfEmbeddingsArrivesAsItsPlaceAndIsReadLater) {
+  ChannelRequest request;
+  request.prompt_embeds = {1, 2, 3, 4, 5, 6};
+  request.embedding_width = 3;
+  ASSERT_TRUE(client_.submit(request).has_value());
+  auto all = engine_->take_submitted({.embedding_width = 3});
+  ASSERT_THAT(all, SizeIs(1));
+  EXPECT_EQ(all[0].prompt_kind, PromptKind::embeddings);
+  EXPECT_THAT(all[0].tokens, IsEmpty());
+  EXPECT_EQ(engine_->read_rows(all[0].rows).value(), request.prompt_embeds);
+}
+
+TEST_F(ChannelTest, EmbeddingsThatAreNoRowsOfTheModelAreRefused) {
+  const auto refused = [&](ChannelRequest request) {
+    request.prompt_embeds = {1, 2, 3, 4, 5, 6};
+    if (request.embedding_width == 0) request.embedding_width = 3;
+    const auto submitted = client_.submit(request);
+    if (!submitted) return submitted.error().text;
+    EXPECT_THAT(engine_->take_submitted({.tokens = 100, .embedding_width = 3}), IsEmpty());
+    return client_.read(*submitted).error.text;
+  };
+  EXPECT_THAT(refused({.embedding_width = 4}), HasSubstr("has 6 values, no whole rows of 4"));
+  EXPECT_THAT(refused({.embedding_width = 2}),
+              HasSubstr("rows of 2 values; the model's hidden_size is 3"));
+  EXPECT_THAT(refused({.prompt = "a"}), HasSubstr("give one of them"));
+  EXPECT_THAT(refused({.params = {.prompt_logprobs = 0}}), HasSubstr("prompt_logprobs"));
+  // Two rows and one token of output are more than two.
+  ChannelRequest long_one;
+  long_one.prompt_embeds = {1, 2};
+  long_one.embedding_width = 1;
+  const auto submitted = client_.submit(long_one);
+  EXPECT_THAT(engine_->take_submitted({.tokens = 2, .embedding_width = 1}), IsEmpty());
+  EXPECT_THAT(client_.read(*submitted).error.text, HasSubstr("the prompt has 2 tokens"));
+}
+
+/// Their bytes count until the request has ended.
+TEST_F(ChannelTest, MemoryIsHeldForEmbeddings) {
+  ChannelRequest request;
+  request.embedding_width = 1024;
+  request.prompt_embeds.resize(kBytes / 3 / sizeof(float) / 1024 * 1024);
+  const PromptLimits limits{.embedding_width = 1024};
+  ASSERT_TRUE(client_.submit(request).has_value());
+  auto first = engine_->take_submitted(limits);
+  ASSERT_THAT(first, SizeIs(1));
+  // A hostile client names the same bytes in all its slots.
+  for (int i = 0; i < 20; ++i) {
+    const std::uint32_t slot = client_.submit(token_request()).value();
+    RequestBody& same = body(slot);
+    const std::uint32_t number = same.number;
+    same = body(0);
+    same.number = number;
+  }
+  const auto others = engine_->take_submitted(limits);
+  EXPECT_LE(others.size(), kMemoryPerChannelByte * 3);
+}
+
 TEST_F(ChannelTest, ARequestIsTakenOnce) {
   ASSERT_TRUE(client_.submit(token_request()).has_value());
   EXPECT_THAT(engine_->take_submitted(), SizeIs(1));
@@ -840,6 +897,8 @@ __extension__ typedef unsigned __int128 Wide;  // for sums that must not overflo
 /// mapping of the answers are not accessible, so that an access outside them is a fault.
 class HostileClient : public ChannelTest {
  protected:
+  static constexpr std::uint32_t kWidth = 3;  ///< of embeddings
+
   HostileClient() {
     std::vector<std::shared_ptr<EngineChannel>> unguarded;
     for (int attempt = 0; attempt < 64; ++attempt) {
@@ -869,15 +928,16 @@ class HostileClient : public ChannelTest {
       const std::uint64_t offset = pick(heap, kBytes - bytes) / 16 * 16;
       return ChannelRange{std::max(offset, heap), bytes};
     };
-    body.prompt_kind = one_in(2) ? PromptKind::text : PromptKind::tokens;
-    body.prompt = range(prompts_offset(), 64, sizeof(TokenId));
+    body.prompt_kind = static_cast<PromptKind>(pick(0, 2));
+    body.embedding_width = kWidth;
+    body.prompt = range(prompts_offset(), 64, kWidth * sizeof(float));
     body.max_tokens = static_cast<std::uint32_t>(pick(1, 20));
     body.logprobs = one_in(3) ? static_cast<std::uint32_t>(pick(1, kMostLogprobs)) : 0;
     body.log = range(answers_offset(), 1, 4);
     body.log.bytes = body.max_tokens * record_bytes(body.logprobs);
     body.log.offset = std::min<std::uint64_t>(body.log.offset, (kBytes - body.log.bytes) / 16 * 16);
     body.text = range(answers_offset(), 300, 1);
-    if (one_in(3)) {
+    if (body.prompt_kind != PromptKind::embeddings && one_in(3)) {
       body.prompt_logprobs = static_cast<std::uint32_t>(pick(0, kMostLogprobs));
       body.prompt_log = range(answers_offset(), 1, 4);
       body.prompt_log.bytes = body.prompt.bytes * record_bytes(body.prompt_logprobs);
@@ -947,12 +1007,20 @@ class HostileClient : public ChannelTest {
         break;
       }
       case 3: {  // counts at the edges
-        std::uint32_t* const counts[] = {
-            &body.max_tokens,           &body.logprobs,           &body.stop_count,
-            &body.stop_token_count,     &body.stop_bytes.front(), &body.stop_bytes.back(),
-            &body.salt_bytes,           &body.adapter_bytes,      &body.prompt_logprobs,
-            &body.min_tokens,           &body.rule_counts.biases, &body.rule_counts.allowed,
-            &body.rule_counts.bad_words};
+        std::uint32_t* const counts[] = {&body.max_tokens,
+                                         &body.logprobs,
+                                         &body.stop_count,
+                                         &body.stop_token_count,
+                                         &body.stop_bytes.front(),
+                                         &body.stop_bytes.back(),
+                                         &body.salt_bytes,
+                                         &body.adapter_bytes,
+                                         &body.prompt_logprobs,
+                                         &body.min_tokens,
+                                         &body.rule_counts.biases,
+                                         &body.rule_counts.allowed,
+                                         &body.rule_counts.bad_words,
+                                         &body.embedding_width};
         constexpr std::uint32_t kCounts[] = {
             0, 1, 8, 9, 16, 17, 20, 21, 64, 65, 128, 129, 0x10000000, 0x7fffffff, 0x80000000, ~0u};
         *counts[pick(0, std::size(counts) - 1)] = kCounts[pick(0, std::size(kCounts) - 1)];
@@ -972,10 +1040,15 @@ class HostileClient : public ChannelTest {
       return range.offset >= heap && end <= kBytes && range.offset % alignment == 0;
     };
     const bool is_tokens = body.prompt_kind == PromptKind::tokens;
-    if (!is_tokens && body.prompt_kind != PromptKind::text) return false;
-    if (body.prompt.bytes == 0 || !lies_in(prompts_offset(), body.prompt, is_tokens ? 4 : 1))
+    const bool is_embedded = body.prompt_kind == PromptKind::embeddings;
+    if (!is_tokens && !is_embedded && body.prompt_kind != PromptKind::text) return false;
+    if (body.prompt.bytes == 0 ||
+        !lies_in(prompts_offset(), body.prompt, is_tokens || is_embedded ? 4 : 1))
       return false;
     if (is_tokens && body.prompt.bytes % 4 != 0) return false;
+    if (is_embedded && (body.embedding_width != kWidth || body.prompt_log.bytes != 0 ||
+                        body.prompt.bytes % (kWidth * 4) != 0))
+      return false;
     if (body.max_tokens == 0 || body.logprobs > kMostLogprobs) return false;
     const Wide log = static_cast<Wide>(body.max_tokens) * record_bytes(body.logprobs);
     if (!lies_in(answers_offset(), body.log, 4) || log > body.log.bytes) return false;
@@ -1074,7 +1147,7 @@ TEST_F(HostileClient, NeverMakesTheEngineAccessMemoryOutsideAndIsToldEveryRefusa
 
     std::vector<bool> was_taken(kChannelSlots);
     for (bool has_more = true; has_more;) {  // some wait until there is memory for them
-      const std::vector<TakenRequest> taken = engine_->take_submitted();
+      const std::vector<TakenRequest> taken = engine_->take_submitted({.embedding_width = kWidth});
       has_more = !taken.empty();
       taken_in_all += taken.size();
       for (const TakenRequest& request : taken) {
