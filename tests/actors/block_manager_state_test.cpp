@@ -592,6 +592,8 @@ TEST_F(BlockManagerStateTest, WithPrefixCachingOffNothingIsPublishedAndNothingFo
   EXPECT_EQ(second.work.at(0).start, 0u);
   plan({.ended = {1, 2}});
   EXPECT_EQ(found_by_peer(prompt), 0u);
+  EXPECT_EQ(pool_->counters()["queried_blocks"].load(), 0u);
+  EXPECT_EQ(pool_->counters()["queried_tokens"].load(), 0u) << "nobody has looked anything up";
 }
 
 TEST_F(BlockManagerStateTest, AnotherDomainFindsNothing) {
