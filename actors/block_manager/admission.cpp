@@ -261,7 +261,8 @@ void BlockManagerState::count_first_admission(const Sequence& sequence, const St
   bump(counters["hit_blocks"], start.found.hit);
   bump(counters["host_hit_blocks"], start.found.host_places());
   bump(counters["prompt_tokens"], sequence.tokens.size());
-  if (sequence.reads_cache) bump(counters["queried_tokens"], sequence.tokens.size());
+  if (config_.prefix_caching && sequence.reads_cache)
+    bump(counters["queried_tokens"], sequence.tokens.size());
   bump(counters["cached_tokens"], start.computed);
   count_origins(start.found);
 }

@@ -87,6 +87,7 @@ class BlockManagerStateTest : public ::testing::Test {
     request.token_budget = step.budget;
     for (const auto seq : step.running) request.running.push_back(SeqId{seq});
     for (const auto seq : step.waiting) request.waiting.push_back(SeqId{seq});
+    request.waiting_in_all = static_cast<std::uint32_t>(step.waiting.size());
     for (const auto seq : step.ended) {
       request.ended.push_back(SeqId{seq});
       known_.erase(seq);
@@ -272,6 +273,49 @@ TEST_F(BlockManagerStateTest, WithTheBudgetSpentNoOtherSequenceIsServed) {
   EXPECT_THAT(seqs(plan({.running = {1, 2}, .budget = 10}).work), ElementsAre(2));
 }
 
+/// vLLM: test_schedule_concurrent_partial_requests. The last one gets what is left of the budget.
+TEST_F(BlockManagerStateTest, LongPromptsAreComputedTogetherInPiecesOfTheThreshold) {
+  config_.long_prefill_token_threshold = 8;
+  for (const std::uint64_t seq : {1, 2, 3}) add(seq, counting(static_cast<TokenId>(seq * 50), 16));
+  const auto computed = [](const StepPlan& plan) {
+    std::vector<std::size_t> tokens;
+    for (const ScheduledSequence& work : plan.work) tokens.push_back(work.tokens.size());
+    return tokens;
+  };
+  EXPECT_THAT(computed(plan({.waiting = {1, 2, 3}, .budget = 20})), ElementsAre(8, 8, 4));
+  EXPECT_THAT(computed(plan({.running = {1, 2, 3}, .budget = 20})), ElementsAre(8, 8, 4));
+  for (const std::uint64_t seq : {1, 2}) append(seq, 7);
+  EXPECT_THAT(computed(plan({.running = {1, 2, 3}, .budget = 20})), ElementsAre(1, 1, 8));
+}
+
+/// V0: test_append_slots, test_append_token_ids_allocation, test_ensure_num_empty_slots_allocation.
+/// Guesses need room as tokens do.
+TEST_F(BlockManagerStateTest, TakesABlockOnlyForTokensThatNoneHasRoomFor) {
+  constexpr std::size_t kCapacity = 16;
+  const auto blocks = [](std::size_t tokens) { return (tokens + kSize - 1) / kSize; };
+  make_pool(kCapacity);
+  std::uint64_t seq = 0;
+  for (const std::size_t prompt : {1, 3, 4, 5, 8})
+    for (const std::size_t guesses : {0, 2, 3, 9}) {
+      SCOPED_TRACE(::testing::Message() << prompt << " tokens, " << guesses << " guesses");
+      add(++seq, counting(static_cast<TokenId>(seq * 100), prompt));
+      plan({.waiting = {seq}});
+      EXPECT_EQ(kCapacity - available(), blocks(prompt));
+      append(seq, 7);
+      guess(seq, std::vector<TokenId>(guesses, 9));
+      EXPECT_EQ(plan({.running = {seq}}).work.at(0).blocks.size(), blocks(prompt + 1 + guesses));
+      EXPECT_EQ(kCapacity - available(), blocks(prompt + 1 + guesses));
+      // All guesses are wrong: what they had room in, later tokens have.
+      for (std::size_t tokens = prompt + 2; tokens <= 30; ++tokens) {
+        append(seq, 8);
+        EXPECT_EQ(plan({.running = {seq}}).work.at(0).blocks.size(), blocks(tokens));
+        EXPECT_EQ(kCapacity - available(), blocks(std::max(tokens, prompt + 1 + guesses)));
+      }
+      plan({.ended = {seq}});
+      EXPECT_EQ(available(), kCapacity);
+    }
+}
+
 // -- a reset of the prefix cache
 
 TEST_F(BlockManagerStateTest, AfterAResetNothingOldIsFoundAndWhatRunsGoesOn) {
@@ -394,6 +438,18 @@ TEST_F(BlockManagerStateTest, ARequestOfTheSameStepFindsNoGuess) {
   EXPECT_EQ(step.outcome.admitted.at(0).cached_tokens, 4u);
 }
 
+/// vLLM: test_spec_decoding_stats_empty_output. Its request has ended meanwhile.
+TEST_F(BlockManagerStateTest, AStepThatSampledNothingHadNoRightGuess) {
+  add(1, counting(10, 4));
+  plan({.waiting = {1}});
+  append(1, 77);
+  guess(1, {78, 79});
+  plan({.running = {1}});
+  plan({.ended = {1}});
+  EXPECT_EQ(pool_->counters()["draft_tokens"].load(), 2u);
+  EXPECT_EQ(pool_->counters()["accepted_draft_tokens"].load(), 0u);
+}
+
 TEST_F(BlockManagerStateTest, TheBudgetCutsDrafts) {
   add(1, counting(10, 4));
   plan({.waiting = {1}});
@@ -441,6 +497,8 @@ TEST_F(BlockManagerStateTest, NoMoreThanMaxNumSeqsRun) {
   config_.max_num_seqs = 2;
   for (const std::uint64_t seq : {1, 2, 3}) add(seq, counting(static_cast<TokenId>(seq * 50), 4));
   EXPECT_THAT(seqs(plan({.waiting = {1, 2, 3}}).outcome.admitted), ElementsAre(1, 2));
+  EXPECT_EQ(pool_->counters()["running"].load(), 2u);
+  EXPECT_EQ(pool_->counters()["waiting"].load(), 1u);
   EXPECT_THAT(plan({.running = {1, 2}, .waiting = {3}}).outcome.admitted, IsEmpty());
   EXPECT_THAT(seqs(plan({.running = {2}, .waiting = {3}, .ended = {1}}).outcome.admitted),
               ElementsAre(3));
@@ -582,6 +640,34 @@ TEST_F(BlockManagerStateTest, AFullHitRecomputesTheWholeLastBlock) {
   EXPECT_TRUE(second.work[0].samples);
 }
 
+/// V0: test_prefix_caching_aware_prefills.
+TEST_F(BlockManagerStateTest, WhatIsCachedTakesNothingOfTheBudget) {
+  const auto shared = counting(10, 8);
+  add(1, shared);
+  plan({.waiting = {1}});
+  append(1, 7);
+  add(2, joined(shared, counting(50, 4)));
+  add(3, joined(shared, counting(90, 4)));
+  const StepPlan step = plan({.running = {1}, .waiting = {2, 3}, .budget = 1 + 4 + 4});
+  ASSERT_THAT(seqs(step.work), ElementsAre(1, 2, 3));
+  EXPECT_TRUE(step.work[2].samples) << "all of its prompt is computed";
+}
+
+/// vLLM: test_prefix_caching_for_multi_turn. The last token was sampled and never computed.
+TEST_F(BlockManagerStateTest, TheNextTurnFindsThePromptAndTheAnswer) {
+  const auto prompt = counting(10, 5), answer = counting(50, 8);
+  add(1, prompt);
+  plan({.waiting = {1}});
+  for (std::size_t i = 0; i + 1 < answer.size(); ++i) {
+    append(1, answer[i]);
+    plan({.running = {1}});
+  }
+  append(1, answer.back());
+  plan({.ended = {1}});
+  add(2, joined(joined(prompt, answer), counting(90, 3)));
+  EXPECT_EQ(plan({.waiting = {2}}).outcome.admitted.at(0).cached_tokens, 12u);
+}
+
 TEST_F(BlockManagerStateTest, WithPrefixCachingOffNothingIsPublishedAndNothingFound) {
   config_.prefix_caching = false;
   const auto prompt = counting(10, 8);
@@ -592,6 +678,8 @@ TEST_F(BlockManagerStateTest, WithPrefixCachingOffNothingIsPublishedAndNothingFo
   EXPECT_EQ(second.work.at(0).start, 0u);
   plan({.ended = {1, 2}});
   EXPECT_EQ(found_by_peer(prompt), 0u);
+  EXPECT_EQ(pool_->counters()["queried_blocks"].load(), 0u);
+  EXPECT_EQ(pool_->counters()["queried_tokens"].load(), 0u) << "nobody has looked anything up";
 }
 
 TEST_F(BlockManagerStateTest, AnotherDomainFindsNothing) {
@@ -689,6 +777,23 @@ TEST_F(BlockManagerStateTest, PreemptsInTheGivenOrderUntilAllFitsAndThenAdmitsNo
   EXPECT_THAT(seqs(second.work), ElementsAre(1));
   EXPECT_THAT(second.outcome.admitted, IsEmpty());
   EXPECT_THAT(seqs(plan({.running = {1, 2}, .ended = {3}}).work), IsEmpty());
+}
+
+/// vLLM: test_priority_scheduling_no_preemption_when_space_available, and without the space.
+TEST_F(BlockManagerStateTest, NobodyIsPreemptedForWhatWaits) {
+  make_pool(4);
+  add(1, counting(10, 8));
+  plan({.waiting = {1}});
+  append(1, 7);
+  add(2, counting(50, 8));
+  add(3, counting(90, 4));
+  const StepPlan full = plan({.running = {1}, .waiting = {2}});
+  EXPECT_THAT(seqs(full.work), ElementsAre(1));
+  EXPECT_THAT(full.outcome.preempted, IsEmpty());
+  append(1, 8);
+  const StepPlan fits = plan({.running = {1}, .waiting = {3, 2}});
+  EXPECT_THAT(seqs(fits.work), ElementsAre(1, 3));
+  EXPECT_THAT(fits.outcome.preempted, IsEmpty());
 }
 
 TEST_F(BlockManagerStateTest, AVictimServedInTheSameStepLosesItsWorkAndRefundsItsTokens) {
@@ -826,6 +931,40 @@ TEST_F(BlockManagerStateSwap, WhatIsStillOnTheDeviceNeedsNoRoomWhenASequenceCome
   // Two of its three blocks are there, and one is free.
   ASSERT_EQ(available(), 3u);
   EXPECT_THAT(seqs(plan({.running = {1}, .waiting = {2}}).outcome.admitted), ElementsAre(2));
+}
+
+/// V0: test_schedule_swapped_cannot_swap_in, and can_swap_in that says LATER.
+TEST_F(BlockManagerStateSwap, ASwappedOutSequenceWaitsUntilThereIsRoomForIt) {
+  use_swap();
+  make_pool(4, 8);
+  preempt_second();
+  for (TokenId token = 20; token < 23; ++token) {
+    const StepPlan step = plan({.running = {1}, .waiting = {2}});
+    EXPECT_THAT(seqs(step.work), ElementsAre(1));
+    EXPECT_THAT(step.swap_in, IsEmpty());
+    EXPECT_THAT(step.outcome.preempted, IsEmpty());
+    EXPECT_EQ(available(Tier::host), 5u) << "its copies stay";
+    append(1, token);
+  }
+  const StepPlan in = plan({.waiting = {2}, .ended = {1}});
+  ASSERT_THAT(seqs(in.work), ElementsAre(2));
+  EXPECT_EQ(in.work[0].start, 10u);
+}
+
+/// V0: test_infeasible_swap and test_swap_in_infeasible: can_swap_in says NEVER.
+TEST_F(BlockManagerStateSwap, ASwappedOutSequenceThatHasOutgrownThePoolIsRejected) {
+  use_swap();
+  make_pool(2, 4);
+  add(1, counting(10, 8));
+  plan({.waiting = {1}});
+  append(1, 7);
+  EXPECT_THAT(plan({.running = {1}}).swap_out, SizeIs(2));
+  const StepPlan step = plan({.waiting = {1}});
+  EXPECT_THAT(step.swap_in, IsEmpty());
+  ASSERT_THAT(step.outcome.rejected, SizeIs(1));
+  EXPECT_EQ(step.outcome.rejected[0].error.code, Errc::never_fits);
+  plan({.ended = {1}});
+  EXPECT_EQ(available(Tier::host), 4u);
 }
 
 TEST_F(BlockManagerStateSwap, OtherProcessesFindTheCopiesOnceTheyAreMade) {

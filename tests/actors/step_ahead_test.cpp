@@ -6,6 +6,7 @@
 #include "actors/newest_tokens.hpp"
 #include "actors/block_manager/step_pipeline.hpp"
 #include "pool/care/fsck.hpp"
+#include "tests/support/cache_groups.hpp"
 #include "tests/support/private_pool.hpp"
 
 namespace kvhive::testing {
@@ -19,8 +20,8 @@ constexpr std::uint32_t kSize = 4;  // tokens per block
 /// A pipeline over blocks of 4 tokens. The test takes the parts of scheduler and executor.
 class StepAhead : public ::testing::Test {
  protected:
-  explicit StepAhead(std::uint32_t device_blocks = 16, std::uint32_t host_blocks = 0)
-      : memory_(private_pool(small_geometry(device_blocks + 1, host_blocks, kSize))),
+  explicit StepAhead(const PoolGeometry& geometry = small_geometry(17, 0, kSize))
+      : memory_(private_pool(geometry)),
         pool_(signed_in(memory_), ProcessSlot{0}),
         pipeline_(BlockManagerState(pool_, {.async_scheduling = true})) {}
 
@@ -153,6 +154,36 @@ TEST_F(StepAhead, CountsNoTokensOfWhatHasEnded) {
   EXPECT_EQ(pipeline_.answer()->sampled.size(), 2u) << "the scheduler drops what it does not know";
 }
 
+/// vLLM: test_multiple_deferred_frees_drain_in_order.
+TEST_F(StepAhead, ReleasesWhatHasEndedInTheOrderOfTheStep) {
+  add(1, 7);
+  add(2, 7);
+  const auto plans = ask({});
+  compute(plans[0], 50);
+  (void)pipeline_.answer();
+  EXPECT_THAT(ask({}, {2, 1}), IsEmpty());
+  EXPECT_EQ(available(), 12u);
+  compute(plans[1], 51);
+  // Both have a block with content and one without. Those without are taken first, and of the
+  // others the first sequence's.
+  std::vector<std::uint32_t> queue;
+  for (const BlockId block : pool_.free_queue(Tier::device)) queue.push_back(block.value);
+  EXPECT_THAT(queue, ElementsAre(4, 2, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 1, 3));
+}
+
+/// vLLM: test_max_tokens_finish_frees_immediately_with_other_inflight.
+TEST_F(StepAhead, ReleasesAtOnceWhatNoStepUnderWayWrites) {
+  add(1, 5);
+  add(2, 5, 6);  // ends with its first token
+  const auto plans = ask({});
+  ASSERT_EQ(plans.size(), 2u);
+  compute(plans[0], 50);
+  (void)pipeline_.answer();
+  EXPECT_EQ(available(), 12u);
+  ask({1}, {2});
+  EXPECT_EQ(available(), 14u);
+}
+
 TEST_F(StepAhead, LeavesOutWhatEndsForCertain) {
   add(1, 5, 7);
   add(2, 5, 6);
@@ -206,7 +237,7 @@ TEST_F(StepAhead, IsPlannedWhileStepsAreShort) {
 
 class StepAheadInASmallPool : public StepAhead {
  protected:
-  StepAheadInASmallPool() : StepAhead(5) {}
+  StepAheadInASmallPool() : StepAhead(small_geometry(6, 0, kSize)) {}
 };
 
 /// Who finds none waits for a step that may preempt.
@@ -226,9 +257,38 @@ TEST_F(StepAheadInASmallPool, TakesOnlyWhomThereIsRoomFor) {
   EXPECT_THAT(seqs(plans.at(0)), ElementsAre(1));
 }
 
+class StepAheadInAWindow : public StepAhead {
+ protected:
+  StepAheadInAWindow() : StepAhead(geometry()) {}
+  static PoolGeometry geometry() {
+    PoolGeometry geometry = small_geometry(17, 0, kSize);
+    geometry.models[0].groups = groups_of({window(4)});
+    return geometry;
+  }
+};
+
+/// vLLM: test_chunked_local_free_waits_for_in_flight_step.
+TEST_F(StepAheadInAWindow, KeepsTheBlocksThatTheStepUnderWayReads) {
+  add(1, 6);
+  auto plans = ask({});
+  ASSERT_EQ(plans.size(), 2u);
+  const BlockId first = plans[0].work.at(0).blocks.at(0);
+  compute(plans[0], 50);
+  (void)pipeline_.answer();
+  // Token 6, which is computed now, reads from token 3 on; token 7 of the next plan from token 4.
+  const auto next = ask({1});
+  ASSERT_EQ(next.size(), 1u);
+  EXPECT_EQ(next[0].work.at(0).blocks.at(0), kNullBlock);
+  EXPECT_EQ(pool_.references(first), 1u);
+  compute(plans[1], 51);
+  (void)pipeline_.answer();
+  ask({1});
+  EXPECT_EQ(pool_.references(first), 0u);
+}
+
 class StepAheadWithAHostTier : public StepAhead {
  protected:
-  StepAheadWithAHostTier() : StepAhead(3, 8) {}
+  StepAheadWithAHostTier() : StepAhead(small_geometry(4, 8, kSize)) {}
 };
 
 /// The swapper works for one step at a time.

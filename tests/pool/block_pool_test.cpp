@@ -134,6 +134,81 @@ TEST(BlockPool, ShortageTouchesNothing) {  // test_prefill_not_enough_free_block
   b.pool.release(other.blocks);
 }
 
+/// Whether they have content or not.
+TEST(BlockPool, AFullPoolHandsOutWhatIsGivenBackAndNoMore) {  // V0: test_free_prevents_oom
+  for (const bool is_published : {false, true}) {
+    Bench b(small_geometry(9));
+    const Prompt prompt(b.pool, counting(0, 32));
+    const auto held = b.pool.allocate(Tier::device, 8).value();
+    if (is_published)
+      b.pool.publish(BlockPool::root({}), held, prompt.chain, prompt.of_blocks(0, 8));
+    const auto last = std::span(held).last(1);
+    for (int round = 0; round < 100; ++round) {
+      EXPECT_FALSE(b.pool.allocate(Tier::device, 1).has_value());
+      b.pool.release(last);
+      EXPECT_EQ(b.pool.available(Tier::device), 1u);
+      EXPECT_EQ(b.pool.allocate(Tier::device, 1).value()[0], last[0]);
+    }
+    for (std::size_t i = 0; i < 8; ++i) {  // V0: test_get_num_free_blocks
+      EXPECT_EQ(b.pool.available(Tier::device), i);
+      b.pool.release(std::span(held).subspan(i, 1));
+    }
+  }
+}
+
+TEST(BlockPool, InAFullPoolWhatIsHeldIsStillFound) {  // V0: test_allocate_immutable_ooms_many_hash
+  Bench b(small_geometry(9));
+  const Prompt prompt(b.pool, counting(0, 32));
+  const Request holder = admit(b.pool, prompt).value();
+  EXPECT_FALSE(admit(b.pool, Prompt(b.pool, counting(500, 4))).has_value());
+  EXPECT_FALSE(b.pool.allocate(Tier::device, 1).has_value());
+  const PrefixHit again = match_all(b.pool, prompt);
+  EXPECT_EQ(again.blocks, holder.blocks);
+  // V0: test_get_num_free_blocks_shared
+  for (const BlockId block : holder.blocks) {
+    b.pool.release(std::vector{block});
+    EXPECT_EQ(b.pool.available(Tier::device), 0u);
+  }
+  for (std::size_t i = 0; i < 8; ++i) {
+    EXPECT_EQ(b.pool.available(Tier::device), i);
+    b.pool.release(std::span(again.blocks).subspan(i, 1));
+  }
+}
+
+TEST(BlockPool, OfAPrefixTheEndIsEvictedFirst) {  // V0: test_find_cached_blocks_prefix
+  Bench b(small_geometry(9));
+  const Prompt prompt(b.pool, counting(0, 32));
+  leave_idle(b.pool, prompt);
+  for (std::size_t left = 8; left > 0; --left) {
+    const PrefixHit hit = match_all(b.pool, prompt);
+    EXPECT_EQ(hit.blocks.size(), left);
+    b.pool.cancel(hit);
+    (void)b.pool.allocate(Tier::device, 1).value();
+  }
+}
+
+/// An evicted block that comes back without content goes before all that have content.
+TEST(BlockPool,
+     AnEvictedBlockIsTakenAgainBeforeAnotherIsEvicted) {  // V0: test_eviction_alloc_mixed
+  Bench b(small_geometry(4));
+  std::vector<Prompt> prompts;
+  for (const TokenId first : {0, 100, 200}) prompts.emplace_back(b.pool, counting(first, 4));
+  for (const Prompt& prompt : prompts) leave_idle(b.pool, prompt);
+  const auto found = [&](std::size_t which) {
+    const PrefixHit hit = match_all(b.pool, prompts[which]);
+    b.pool.cancel(hit);
+    return hit.blocks.size();
+  };
+  const auto oldest = b.pool.allocate(Tier::device, 1).value();
+  EXPECT_EQ(numbers(oldest), Ids{1});
+  b.pool.release(oldest);
+  EXPECT_EQ(b.queue(), (Ids{1, 2, 3}));
+  EXPECT_EQ(numbers(admit(b.pool, prompts[0]).value().blocks), Ids{1});
+  for (const std::size_t which : {0u, 1u, 2u}) EXPECT_EQ(found(which), 1u) << which;
+  EXPECT_EQ(numbers(b.pool.allocate(Tier::device, 1).value()), Ids{2});
+  EXPECT_EQ(found(1), 0u);
+}
+
 TEST(BlockPool, FullyCachedPromptComputesItsWholeLastBlock) {
   VllmBench b;
   const Prompt prompt(b.pool, counting(0, 48));
@@ -491,6 +566,24 @@ TEST(BlockPool, ForkedBlockIsCopiedBeforeItIsWritten) {
   EXPECT_NE(copy.destination, blocks[0]);
   b.pool.release(std::vector{copy.source});
   EXPECT_EQ(b.pool.make_writable(blocks[0]).value().destination, blocks[0]);
+}
+
+/// The one that writes first gets a block of its own. The other keeps the old one.
+TEST(BlockPool, AForkTakesABlockOnlyWhenOneOfTheTwoWrites) {  // V0: test_fork, test_cow
+  Bench b(small_geometry(9));
+  const auto blocks = b.pool.allocate(Tier::device, 3).value();
+  b.pool.fork(blocks);
+  EXPECT_EQ(b.pool.available(Tier::device), 5u);
+  const CopyOnWrite copy = b.pool.make_writable(blocks[2]).value();
+  b.pool.release(std::vector{copy.source});
+  EXPECT_EQ(b.pool.available(Tier::device), 4u);
+  EXPECT_EQ(b.pool.make_writable(blocks[2]).value().destination, blocks[2])
+      << "the other is alone with it now";
+  EXPECT_EQ(b.pool.available(Tier::device), 4u);
+  b.pool.release(blocks);
+  EXPECT_EQ(b.pool.available(Tier::device), 5u) << "the first two are shared";
+  b.pool.release(std::vector{blocks[0], blocks[1], copy.destination});
+  EXPECT_EQ(b.pool.available(Tier::device), 8u);
 }
 
 TEST(BlockPool, PublishedBlockIsCopiedEvenWithOneReference) {

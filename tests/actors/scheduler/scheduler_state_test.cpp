@@ -142,6 +142,7 @@ TEST_F(SchedulerStateTest, WithoutRequestsThereIsNoStep) {
 
 TEST_F(SchedulerStateTest, WaitingSequencesAreOfferedInOrderOfArrivalWithTheTokenBudget) {
   for (int i = 0; i < 3; ++i) submit({1, 2, 3});
+  EXPECT_EQ(scheduler().unfinished(), 3u);
   const StepRequest first = next_step();
   EXPECT_THAT(numbers(first.waiting), ElementsAre(1, 2, 3));
   EXPECT_THAT(first.running, IsEmpty());

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
 #include <random>
 
 #include "actors/scheduler/drain_rate.hpp"
@@ -90,6 +92,18 @@ TEST_F(WaitingQueueTest, WithPrioritiesTheLowestNumberGoesFirstAlsoAfterAPreempt
   for (int i = 0; i < 3; ++i) run_next();
   preempt(1);
   EXPECT_THAT(order(), ElementsAre(1, 3));
+}
+
+/// vLLM: test_priority_scheduling_heap_property.
+TEST_F(WaitingQueueTest, WithPrioritiesManyRequestsAreServedAsIfSorted) {
+  make(SchedulingPolicy::priority);
+  std::mt19937 random(3);
+  for (int i = 0; i < 100; ++i) come(kA, 10, static_cast<std::int32_t>(random() % 9) - 4);
+  std::vector<std::uint64_t> expected(entries_.size());
+  std::iota(expected.begin(), expected.end(), 1);
+  std::ranges::stable_sort(expected, {},
+                           [&](auto number) { return entries_[number - 1].priority; });
+  for (const std::uint64_t number : expected) EXPECT_EQ(run_next(), number);
 }
 
 // -- several domains
