@@ -298,7 +298,8 @@ TEST_F(BlockManagerStateTest, TakesABlockOnlyForTokensThatNoneHasRoomFor) {
   for (const std::size_t prompt : {1, 3, 4, 5, 8})
     for (const std::size_t guesses : {0, 2, 3, 9}) {
       SCOPED_TRACE(::testing::Message() << prompt << " tokens, " << guesses << " guesses");
-      add(++seq, counting(static_cast<TokenId>(seq * 100), prompt));
+      ++seq;
+      add(seq, counting(static_cast<TokenId>(seq * 100), prompt));
       plan({.waiting = {seq}});
       EXPECT_EQ(kCapacity - available(), blocks(prompt));
       append(seq, 7);

@@ -21,6 +21,7 @@
 #include "tests/models/golden.hpp"
 #include "tests/models/gpu/gpu_model.hpp"
 #include "tests/models/sampling/sampling_params.hpp"
+#include "tests/support/embeddings.hpp"
 #include "tests/support/temp_directory.hpp"
 
 namespace kvhive {
@@ -212,6 +213,27 @@ TEST_P(GpuGoldenModel, FurtherLogitsAreThoseOfTheRows) {
       EXPECT_TRUE(std::equal(&sampled[i * vocab], &sampled[(i + 1) * vocab],
                              &all[std::size_t(prompt.rows[i]) * vocab]));
   }
+}
+
+/// Runs of rows, and one alone; what stands in their tokens' places does not count.
+TEST_P(GpuGoldenModel, EmbeddingsThatAreGivenAreThoseOfTheTokens) {
+  GpuModel gpu = model();
+  (void)gpu.runner(1);
+  const auto layout =
+      kv_layout(gpu.config(), one_group(gpu.config()), kBlockSize, kv_dtypes().front());
+  Prompt prompt(golden_.tokens);
+  const auto expected = gpu.forward(prompt.batch(), layout).value();
+  const auto rows = testing::embeddings_of(kGolden / GetParam().model, prompt.tokens);
+  const std::size_t width = gpu.config().hidden_size;
+  std::vector<EmbeddedRow> embedded;
+  for (const std::size_t row : {0, 1, 2, 7, 9, 10}) {
+    prompt.tokens[row] = 0;
+    embedded.push_back({row, std::span(rows).subspan(row * width, width)});
+  }
+  ForwardBatch batch = prompt.batch();
+  EXPECT_NE(gpu.forward(batch, layout).value(), expected);
+  batch.embedded = embedded;
+  EXPECT_EQ(gpu.forward(batch, layout).value(), expected);
 }
 
 // Tolerances: with f32 everywhere, those of the CPU. With narrower weights, values between products
