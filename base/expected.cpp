@@ -48,6 +48,7 @@ std::string_view to_string(Errc code) {
     case Errc::peer_died: return "peer_died";
     case Errc::os_error: return "os_error";
     case Errc::overloaded: return "overloaded";
+    case Errc::not_held: return "not_held";
   }
   return "unknown";
 }

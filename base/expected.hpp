@@ -35,6 +35,7 @@ enum class Errc : std::uint8_t {
   peer_died,           ///< any process: the process at the other end is gone
   os_error,    ///< operator: a system call failed; the text carries its name and errno's words
   overloaded,  ///< client: too much is waiting already; try again after Error::retry_after
+  not_held,    ///< caller: what is to be released is not held, or was released before
 };
 
 /// The code's name as it is printed and sent ("pool_exhausted").

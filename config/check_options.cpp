@@ -59,8 +59,10 @@ Expected<void> check_options(const Options& o) {
     return bad_value(
         "prompt-lookup-min", std::to_string(o.prompt_lookup_min),
         "must be at most prompt-lookup-max (" + std::to_string(o.prompt_lookup_max) + ")");
-  if (o.preemption_mode == PreemptionMode::swap && o.swap_space == 0)
-    return bad_value("preemption-mode", "swap", "needs a host tier; give --swap-space, e.g. 4GiB");
+  if (o.preemption_mode != PreemptionMode::recompute && o.swap_space == 0)
+    return bad_value("preemption-mode",
+                     std::string(names_of(o.preemption_mode)[std::size_t(o.preemption_mode)]),
+                     "needs a host tier; give --swap-space, e.g. 4GiB");
   if (o.sharing == Sharing::listed && o.domains.empty())
     return bad_value("sharing", "listed",
                      "refuses every client: list users or groups under domains");

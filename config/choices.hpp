@@ -45,8 +45,14 @@ constexpr std::array<std::string_view, 2> names_of(SchedulingPolicy) {
 }
 
 /// How a preempted sequence gets its KV back: computed again, or copied back from the host tier.
-enum class PreemptionMode : std::uint8_t { recompute, swap };
-constexpr std::array<std::string_view, 2> names_of(PreemptionMode) { return {"recompute", "swap"}; }
+enum class PreemptionMode : std::uint8_t {
+  recompute,  ///< its tokens are computed again; what is still cached of them is found
+  swap,       ///< its blocks are copied to the host tier and back; without room there, recompute
+  automatic,  ///< swap, where copying there and back takes no longer than computing
+};
+constexpr std::array<std::string_view, 3> names_of(PreemptionMode) {
+  return {"recompute", "swap", "auto"};
+}
 
 /// What happens to the bytes of a block that is allocated for another domain than before.
 enum class Scrub : std::uint8_t {

@@ -165,7 +165,13 @@ class BlockPool {
   /// becomes idle if it is published, and free if not.
   ///
   /// \param blocks  in the order of their sequence; may be of both tiers
+  ///                Each is held, or the process ends: an engine that does not know what it holds
+  ///                must not go on
   void release(std::span<const BlockId> blocks);
+  /// The same for callers who would rather be told. Errc::not_held: a block is none of the pool's,
+  /// or is named more often than this process has references to it (a double free); then nothing
+  /// is released. A block that was released and has been allocated again is held.
+  [[nodiscard]] Expected<void> try_release(std::span<const BlockId> blocks);
 
   /// Adds one reference to each block, for a second sequence that begins with the same blocks.
   void fork(std::span<const BlockId> blocks);

@@ -1,5 +1,8 @@
 // Drops references: a published block without a holder becomes idle, another block becomes free.
 
+#include <string>
+#include <unordered_map>
+
 #include "base/kill_point.hpp"
 #include "pool/block_pool.hpp"
 
@@ -26,6 +29,24 @@ void BlockPool::release(std::span<const BlockId> blocks) {
   // allocate() takes them first.
   for (const BlockId block : blocks)
     if (!references_.has(block) && is_filling(block)) free_block(block);
+}
+
+Expected<void> BlockPool::try_release(std::span<const BlockId> blocks) {
+  const std::size_t count = memory_.geometry().device_blocks + memory_.geometry().host_blocks;
+  std::unordered_map<std::uint32_t, std::uint32_t> named;
+  for (const BlockId block : blocks) {
+    const bool is_known = block.value < count;
+    const std::uint32_t held = is_known ? references_.count(block) : 0;
+    if (++named[block.value] <= held) continue;
+    return failure(Errc::not_held,
+                   "block " + std::to_string(block.value) +
+                       (is_known ? " is to be released " + std::to_string(named[block.value]) +
+                                       " times, and this process holds it " + std::to_string(held) +
+                                       " times; release each reference once"
+                                 : " is none of the pool's " + std::to_string(count) + " blocks"));
+  }
+  release(blocks);
+  return {};
 }
 
 /// Drops one reference to each block. For published blocks without a further reference, clears this

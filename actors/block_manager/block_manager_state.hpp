@@ -200,6 +200,7 @@ class BlockManagerState {
   void count_first_admission(const Sequence& sequence, const Start& start);
   void count_origins(const SequenceStart& found);
   void preempt(Round& round, SeqId victim);
+  bool is_to_swap(const Sequence& sequence);
   bool swap_out(Round& round, Sequence& sequence);
   std::size_t find_copies(const Sequence& sequence, Table& table);
   std::span<const BlockId> copy_out(Round& round, const Sequence& sequence, Table& table,

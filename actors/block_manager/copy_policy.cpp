@@ -29,9 +29,8 @@ void CopyPolicy::learn(std::size_t copied_blocks, std::size_t tokens, std::size_
     smooth(token_, times.computing / static_cast<double>(tokens));
 }
 
-bool CopyPolicy::pays(double copies) {
-  if (block_copy_ == 0 || token_ == 0 || copies * block_copy_ <= token_ * tokens_per_block_)
-    return true;
+bool CopyPolicy::pays(double copies, double tokens) {
+  if (block_copy_ == 0 || token_ == 0 || copies * block_copy_ <= tokens * token_) return true;
   block_copy_ -= block_copy_ * kForgotten;
   return false;
 }

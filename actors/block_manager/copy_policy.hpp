@@ -20,8 +20,12 @@ class CopyPolicy {
              const StepTimes& times);
 
   /// Demoting a block pays only if it is copied in again later, so it costs two copies.
-  bool demotion_pays() { return pays(2); }
-  bool promotion_pays() { return pays(1); }
+  bool demotion_pays() { return pays(2, tokens_per_block_); }
+  bool promotion_pays() { return pays(1, tokens_per_block_); }
+  /// Copying a sequence's blocks out and in again, instead of computing its tokens again.
+  bool swap_pays(std::size_t blocks, std::size_t tokens) {
+    return pays(2 * static_cast<double>(blocks), static_cast<double>(tokens));
+  }
 
   /// Seconds per block and per token; 0 = not measured yet. As long as one is 0, copies are made,
   /// so that they can be measured.
@@ -31,7 +35,7 @@ class CopyPolicy {
   void set(double block_copy, double token) { block_copy_ = block_copy, token_ = token; }
 
  private:
-  bool pays(double copies);
+  bool pays(double copies, double tokens);
 
   std::uint32_t tokens_per_block_;
   double block_copy_ = 0;

@@ -132,7 +132,7 @@ void BlockManagerState::preempt(Round& round, SeqId victim) {
   Sequence& sequence = sequences_.at(victim);
   // If the sequence was scheduled earlier in this round, its tokens go back to the budget.
   round.budget += std::exchange(sequence.in_flight, 0);
-  if (config_.preemption == PreemptionMode::swap && swap_out(round, sequence)) {
+  if (is_to_swap(sequence) && swap_out(round, sequence)) {
     round.under_way.swapping_out.push_back(victim);
     bump(pool_.counters()["preemptions_swap"], 1);
   } else {
@@ -142,6 +142,19 @@ void BlockManagerState::preempt(Round& round, SeqId victim) {
   single_flight_.withdraw(sequence.flight);
   round.preempted.insert(victim);
   round.plan.outcome.preempted.push_back(victim);
+}
+
+bool BlockManagerState::is_to_swap(const Sequence& sequence) {
+  if (config_.preemption != PreemptionMode::automatic)
+    return config_.preemption == PreemptionMode::swap;
+  std::size_t blocks = 0;
+  for (const Table& table : sequence.tables) {
+    const std::size_t end = std::min(table.device.size(), blocks_for(sequence.computed));
+    blocks +=
+        end - static_cast<std::size_t>(std::count(
+                  table.device.begin(), table.device.begin() + std::ptrdiff_t(end), kNullBlock));
+  }
+  return copy_policy_.swap_pays(blocks, sequence.computed);
 }
 
 /// Moves a sequence to the host tier. False if none of its blocks is computed, or the host tier has

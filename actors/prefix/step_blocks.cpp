@@ -34,13 +34,13 @@ std::vector<BlockId> StepBlocks::find(const SequenceContent& sequence, GroupId g
     const auto tokens = [&](const SequenceContent& content) {
       return content.tokens.subspan(from, compared - from);
     };
-    const auto extra = [&](const SequenceContent& content, std::size_t block) {
+    const auto extra = [&](const SequenceContent& content, std::size_t place) {
       const auto all = content.names.extras(group);
-      return block < all.size() ? all[block] : kNoExtraKey;
+      return place < all.size() ? all[place] : kNoExtraKey;
     };
     const auto has_equal_extras = [&] {
-      for (std::size_t block = from / block_size_; block <= i; ++block)
-        if (extra(owner, block) != extra(sequence, block)) return false;
+      for (std::size_t place = from / block_size_; place <= i; ++place)
+        if (extra(owner, place) != extra(sequence, place)) return false;
       return true;
     };
     if (compared > owner.tokens.size()) break;

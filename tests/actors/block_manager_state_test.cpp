@@ -1215,6 +1215,32 @@ TEST_F(BlockManagerStateDemotion, NoBlockIsPromotedIfACopyCostsMoreThanComputing
   EXPECT_EQ(step.work.at(0).start, 0u);
 }
 
+class BlockManagerStateAuto : public BlockManagerStateTest {
+ protected:
+  /// Of two sequences with eight tokens in two blocks, one is preempted.
+  StepPlan preempt_one(double block_copy, double token) {
+    config_.preemption = PreemptionMode::automatic;
+    make_pool(4, 8);
+    manager().copy_policy().set(block_copy, token);
+    for (const std::uint64_t seq : {1, 2}) add(seq, counting(static_cast<TokenId>(seq * 50), 8));
+    plan({.waiting = {1, 2}});
+    for (const std::uint64_t seq : {1, 2}) append(seq, 9);
+    StepPlan step = plan({.running = {1, 2}});
+    EXPECT_THAT(seqs(step.outcome.preempted), ElementsAre(2));
+    return step;
+  }
+};
+
+TEST_F(BlockManagerStateAuto, SwapsWhatFourCopiesCostNoMoreThan) {
+  EXPECT_THAT(preempt_one(8, 4).swap_out, SizeIs(2));
+  EXPECT_EQ(pool_->counters()["preemptions_swap"].load(), 1u);
+}
+
+TEST_F(BlockManagerStateAuto, ComputesAgainWhatFourCopiesCostMoreThan) {
+  EXPECT_THAT(preempt_one(8.1, 4).swap_out, IsEmpty());
+  EXPECT_EQ(pool_->counters()["preemptions_recompute"].load(), 1u);
+}
+
 TEST_F(BlockManagerStateDemotion, ASwappedOutSequenceIsCopiedBackAtAnyCost) {
   use_swap();
   make_pool(4, 8);

@@ -35,6 +35,14 @@ TEST_F(CopyPolicyTest, ADemotionCountsAsTwoCopies) {
   EXPECT_FALSE(policy_.demotion_pays());
 }
 
+/// Blocks of several groups, and a last one that is not full.
+TEST_F(CopyPolicyTest, ASwapPaysIfCopiesThereAndBackCostNoMoreThanTheTokens) {
+  EXPECT_TRUE(policy_.swap_pays(1000, 1)) << "not measured yet";
+  policy_.set(4, 1);
+  EXPECT_TRUE(policy_.swap_pays(5, 40));
+  EXPECT_FALSE(policy_.swap_pays(5, 39));
+}
+
 TEST_F(CopyPolicyTest, LearnsFromStepsThatCopyAndThatComputePrompts) {
   policy_.learn(4, 100, 2, {.copying = 8, .computing = 50});
   EXPECT_EQ(policy_.block_copy(), 2);

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <mutex>
 
@@ -414,6 +415,52 @@ TEST_F(PortTest, WhatNeedsTooMuchMemoryIsTakenWhenOtherRequestsHaveEnded) {
   ended.clear();
   run_until([&] { return arrived().size() == 1; });
   EXPECT_EQ(state().phase(), Phase::waiting);
+}
+
+/// Also when they have been read; here a client names the same rows in several slots.
+TEST_F(PortTest, EmbeddingsCountInTheMemoryThatIsHeld) {
+  make_port({.embedding_width = 1024});
+  Line& hostile = line(1);
+  ChannelRequest request;
+  request.embedding_width = 1024;
+  request.prompt_embeds.resize(Line::kBytes * 3 / 4 / sizeof(float), 0.5f);
+  ASSERT_TRUE(hostile.client.submit(request).has_value());
+  std::byte* const requests = hostile.client.raw_requests().data();
+  const RequestBody body = body_in(requests, 0);
+  for (std::uint32_t slot = 100; slot < 105; ++slot) submit_raw(requests, slot, body);
+  ring_engine(hostile.engine_bell.get());
+  run_until([&] { return arrived().size() == 3; });
+  line(2).submit_tokens(10);
+  ring_engine(hostile.engine_bell.get());
+  run_until([&] { return arrived().size() == 4; });
+  EXPECT_EQ(arrived().back(), 2u) << "three have what is allowed for the channel";
+  std::vector<Submission> ended;
+  {
+    const std::lock_guard lock(sent_.mutex);
+    ended.swap(sent_.submissions);
+  }
+  EXPECT_EQ(ended.front().prompt, std::vector<TokenId>(768, kEmbedded));
+  EXPECT_EQ(ended.front().embedded->rows(), 768u);
+  ended.clear();
+  run_until([&] { return arrived().size() == 3; });
+}
+
+/// It is read elsewhere: a value that is no number refuses the request, and nothing else.
+TEST_F(PortTest, EmbeddingsThatAreNoNumbersAreRefused) {
+  make_port({.embedding_width = 2});
+  ChannelRequest request;
+  request.embedding_width = 2;
+  request.prompt_embeds = {1, 2, 3, std::nanf("")};
+  const std::uint32_t slot = line(1).client.submit(request).value();
+  line(1).submit_tokens(10);
+  run_until([&] { return arrived().size() == 1; });
+  std::string error;
+  run_until([&] {
+    const auto progress = line(1).client.read(slot);
+    error = progress.error.text;
+    return progress.reason == FinishReason::error;
+  });
+  EXPECT_THAT(error, HasSubstr("value 1 of row 1 is nan"));
 }
 
 // -- other engines have the channels, too

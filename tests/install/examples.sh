@@ -71,7 +71,7 @@ for program in ./readme_cpp ./readme_c ${python:+readme.py}; do
   run "$program" >out 2>err || { cat err; fail "README.md's snippet $program"; }
   [ -s out ] || fail "README.md's snippet $program prints nothing"
 done
-[ -z "$python" ] || $python "$source/tests/install/python_module.py" "$socket"
+[ -z "$python" ] || $python "$source/tests/install/python_module.py" "$usr/bin/kvhive" "$socket"
 
 "$usr/bin/kvhive" stop
 [ ! -e "$socket" ] || fail "the socket is left"

@@ -1,4 +1,10 @@
-"""The installed Python module on a running daemon.    usage: python_module.py SOCKET"""
+"""The installed Python module on a running daemon.    usage: python_module.py KVHIVE SOCKET"""
+import array
+import contextlib
+import json
+import os
+import signal
+import subprocess
 import sys
 import threading
 import unittest
@@ -6,7 +12,31 @@ import unittest
 import kvhive
 
 SOCKET = sys.argv.pop()
+KVHIVE = sys.argv.pop()
 PROMPT = "In the beginning"
+
+
+@contextlib.contextmanager
+def stopped_engines():
+    processes = json.loads(subprocess.check_output([KVHIVE, "pool", "procs", "--format", "json", "--socket", SOCKET]))
+    engines = [process["pid"] for process in processes["processes"] if process["role"] == "engine"]
+    for engine in engines:
+        os.kill(engine, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for engine in engines:
+            os.kill(engine, signal.SIGCONT)
+
+
+def interrupt_when_it_waits():
+    """Sends Ctrl-C as soon as the main thread waits for news in poll()."""
+    def wait():
+        while True:
+            with open(f"/proc/self/task/{os.getpid()}/syscall") as call:
+                if call.read().split()[0] in ("7", "73", "271"):  # poll; ppoll, of 64-bit Arm and x86
+                    return os.kill(os.getpid(), signal.SIGINT)
+    threading.Thread(target=wait, daemon=True).start()
 
 
 class PythonModule(unittest.TestCase):
@@ -39,6 +69,24 @@ class PythonModule(unittest.TestCase):
         self.assertEqual(whole.prompt_tokens, 3)
         self.assertEqual([len(token.top) for token in whole.tokens], [2, 2, 2])
         self.assertGreaterEqual(whole.tokens[0].top[0].logprob, whole.tokens[0].top[1].logprob)
+
+    def test_a_prompt_of_embeddings(self):
+        def rows(values, width):
+            return memoryview(array.array("f", values)).cast("B").cast("f", shape=[len(values) // width, width])
+        width = 256  # of the demo model
+        values = [0.01 * (i % 17 - 8) for i in range(40 * width)]
+        whole = self.client.generate(rows(values, width), max_tokens=5, ignore_eos=True).result()
+        self.assertEqual((whole.prompt_tokens, len(whole.tokens)), (40, 5))
+        again = self.client.generate(rows(values, width), max_tokens=5, ignore_eos=True).result()
+        self.assertEqual([token.token for token in again.tokens], [token.token for token in whole.tokens])
+        self.assertEqual(again.cached_tokens, 32)
+        values[0] += 1
+        self.assertEqual(self.client.ask(rows(values, width)).cached_tokens, 0)
+        for wrong in (memoryview(array.array("f", values)), memoryview(b"abcd"), rows(values, width)[::2]):
+            with self.assertRaisesRegex(kvhive.Error, "hidden_size\\] of float32"):
+                self.client.generate(wrong)
+        with self.assertRaisesRegex(kvhive.Error, "rows of 128 values; the model's hidden_size is 256"):
+            self.client.generate(rows(values, 128)).result()
 
     def test_rules_about_tokens(self):
         plain = self.client.generate(PROMPT, max_tokens=8, ignore_eos=True).result()
@@ -121,6 +169,14 @@ class PythonModule(unittest.TestCase):
         self.assertIn("tokens", never.text)
         with self.assertRaises(kvhive.Error):
             self.client.ask(PROMPT, adapter="none")
+
+    def test_ctrl_c_ends_an_ask_and_a_stream_that_nobody_answers(self):
+        for wait in (lambda: self.client.ask(PROMPT), lambda: self.client.generate(PROMPT).result()):
+            with stopped_engines():
+                interrupt_when_it_waits()
+                with self.assertRaises(KeyboardInterrupt):
+                    wait()
+            self.assertEqual(self.client.ask(PROMPT).fit, "ok")
 
     def test_a_closed_client_says_so(self):
         self.client.close()

@@ -15,6 +15,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 using Ids = std::vector<std::uint32_t>;
 
 /// A pool with processes in slots 0 and 1, and the first one's BlockPool.
@@ -729,12 +730,41 @@ TEST(BlockPool, AnEmptiedRingIsReplacedByAScan) {
 
 // -- errors of the caller
 
+/// V0: test_allocate_ooms, test_free_prevents_oom and the allocator's DoubleFreeError.
+TEST(BlockPool, TooFewBlocksAndADoubleFreeAreErrorsThatChangeNothing) {
+  Bench b(small_geometry(5));
+  const auto blocks = b.pool.allocate(Tier::device, 3).value();
+  const auto more = b.pool.allocate(Tier::device, 2);
+  ASSERT_FALSE(more.has_value());
+  EXPECT_EQ(more.error().code, Errc::pool_exhausted);
+  b.pool.fork(std::vector{blocks[0]});
+  const auto refused = [&](const std::vector<BlockId>& list) {
+    const std::uint32_t held = b.pool.references(blocks[0]);
+    const std::size_t before = b.pool.available(Tier::device);
+    const auto released = b.pool.try_release(list);
+    EXPECT_EQ(b.pool.available(Tier::device), before);
+    EXPECT_EQ(b.pool.references(blocks[0]), held);
+    return released ? std::string("released")
+                    : std::string(to_string(released.error().code)) + ": " + released.error().text;
+  };
+  EXPECT_THAT(refused({blocks[1], blocks[2], blocks[1]}),
+              AllOf(HasSubstr("not_held: block " + std::to_string(blocks[1].value)),
+                    HasSubstr("released 2 times, and this process holds it 1 times")));
+  EXPECT_THAT(refused({blocks[0], blocks[0], blocks[0]}), HasSubstr("holds it 2 times"));
+  EXPECT_THAT(refused({BlockId{99}}), HasSubstr("none of the pool's"));
+  EXPECT_TRUE(b.pool.try_release(blocks));
+  EXPECT_THAT(refused({blocks[1]}), HasSubstr("holds it 0 times")) << "it was released before";
+  EXPECT_TRUE(b.pool.try_release(std::vector{blocks[0]}));
+  EXPECT_THAT(b.pool.allocate(Tier::device, 4).value(), SizeIs(4)) << "all are free again";
+}
+
 using BlockPoolDeathTest = ::testing::Test;
 
 TEST(BlockPoolDeathTest, ReleasingWhatIsNotHeldAborts) {
   if (kUnderThreadSanitizer) GTEST_SKIP();
   Bench b(small_geometry(8));
-  EXPECT_DEATH(b.pool.release(std::vector{BlockId{3}}), "check failed: count_.block.value. > 0");
+  EXPECT_DEATH(b.pool.release(std::vector{BlockId{3}}), "check failed: .*count_.block.value. > 0");
+  EXPECT_DEATH(b.pool.release(std::vector{BlockId{1u << 30}}), "check failed: .*count_.size");
   EXPECT_DEATH(b.pool.fork(std::vector{BlockId{3}}), "check failed");
   EXPECT_DEATH(b.pool.cancel(PrefixHit{{BlockId{3}}, {}}), "check failed");
 }

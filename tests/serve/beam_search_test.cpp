@@ -8,8 +8,10 @@
 
 #include <algorithm>
 #include <fstream>
+#include <functional>
 #include <map>
 
+#include "tests/support/signal_process.hpp"
 #include "tests/support/temp_directory.hpp"
 #include "tests/serve/served.hpp"
 
@@ -280,6 +282,57 @@ TEST_F(Beams, TheBestOfManyAnswersAreTold) {
   request["stream"] = false;
   request["best_of"] = 1;
   EXPECT_EQ(ask(request)["error"]["param"], "best_of");
+}
+
+/// n answers, the best of some, and beams, all at the same time. Text and tokens of each.
+Json many_answers(
+    const Service& service, const std::function<void()>& meanwhile = [] {}) {
+  Json several = {{"prompt", passage(0, 400)}, {"n", 8},    {"max_tokens", 70},
+                  {"temperature", 1},          {"seed", 5}, {"return_token_ids", true},
+                  {"ignore_eos", true}};
+  Json best = several;
+  best["n"] = 2;
+  best["best_of"] = 8;
+  std::vector<HttpClient> clients;
+  for (const Json& request : {several, best, beams(passage(0, 400), 4, 40)}) {
+    clients.push_back(service.connect());
+    clients.back().send(post(kCompletions, request.dump()));
+  }
+  meanwhile();
+  Json all = Json::array();
+  for (HttpClient& client : clients) {
+    const auto answer = client.receive();
+    EXPECT_TRUE(answer.has_value());
+    for (const Json& choice : answer->json()["choices"])
+      all.push_back({choice["text"], choice["token_ids"]});
+  }
+  EXPECT_EQ(all.size(), 8u + 2 + 4) << all;
+  return all;
+}
+
+TEST(ManyAnswers, AreTheSameWhenTheyArePreemptedSwappedAndTakenOver) {
+  const Daemon large({"--engines", "2", "--kv-cache-memory-bytes", "32M"});
+  const Service of_large(large.socket());
+  const Json undisturbed = many_answers(of_large);
+  for (const std::vector<std::string>& mode :
+       {std::vector<std::string>{}, {"--swap-space", "8M", "--preemption-mode", "swap"}}) {
+    std::vector<std::string> flags = {"--engines",       "1",  "--num-gpu-blocks-override", "40",
+                                      "--max-model-len", "256"};
+    flags.insert(flags.end(), mode.begin(), mode.end());
+    const Daemon small(flags);
+    EXPECT_EQ(many_answers(Service(small.socket())), undisturbed);
+    EXPECT_GT(small.preemptions(), 0u);
+    EXPECT_TRUE(small.fsck_is_clean());
+  }
+  const auto kill_one = [&] {
+    ASSERT_TRUE(eventually([&] {
+      const Json engine = large.engine(0);
+      return !engine.is_null() && engine["running"] > 0;
+    }));
+    signal_process(large.engine(0)["pid"].get<pid_t>(), SIGKILL);
+  };
+  EXPECT_EQ(many_answers(of_large, kill_one), undisturbed);
+  EXPECT_TRUE(large.fsck_is_clean());
 }
 
 }  // namespace

@@ -137,7 +137,8 @@ void expect_same_tokens_in_a_small_pool(
 
 TEST(Sharing, TokensAreTheSameAfterPreemption) {
   expect_same_tokens_in_a_small_pool({});
-  expect_same_tokens_in_a_small_pool({"--swap-space", "8M", "--preemption-mode", "swap"});
+  for (const char* mode : {"swap", "auto"})
+    expect_same_tokens_in_a_small_pool({"--swap-space", "8M", "--preemption-mode", mode});
   expect_same_tokens_in_a_small_pool(
       {"--swap-space", "8M", "--preemption-mode", "swap", "--enable-prefix-caching", "false"});
   expect_same_tokens_in_a_small_pool({"--engines", "2"});

@@ -5,12 +5,14 @@
 #include <cstdio>
 #include <list>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <unordered_map>
 
 #include "base/check.hpp"
 #include "tools/bench/floor_table.hpp"
+#include "tools/bench/latency.hpp"
 #include "tools/bench/paired.hpp"
 #include "tools/bench/shared_pool.hpp"
 
@@ -190,18 +192,24 @@ void measure(std::uint32_t blocks) {
   std::mt19937 random(3);
 
   std::vector<Times> ours, theirs;
-  std::vector<double> hash;
+  std::vector<double> hash, sha256;
+  const HashSecret secret = random_hash_secret();
+  const BlockHasher sha256_hasher(secret, HashAlgorithm::sha256);
+  const auto time_names = [](const BlockHasher& of, std::vector<Prompt>& named) {
+    return seconds_of([&] {
+             for (Prompt& prompt : named) {
+               prompt.chain.clear();
+               of.extend(prompt.chain, DomainId{0}, prompt.tokens, kTokensPerBlock);
+             }
+           }) *
+           1e9 / static_cast<double>(named.size() * kBlocksPerPrompt);
+  };
   for (int i = 0; i < kRounds; ++i) {
     std::shuffle(order.begin(), order.end(), random);
     std::vector<Prompt> fresh =
         make_prompts(hasher, prompts, kBlocksPerPrompt, 100 + static_cast<std::uint64_t>(i));
-    hash.push_back(seconds_of([&] {
-                     for (Prompt& prompt : fresh) {
-                       prompt.chain.clear();
-                       hasher.extend(prompt.chain, DomainId{0}, prompt.tokens, kTokensPerBlock);
-                     }
-                   }) *
-                   1e9 / static_cast<double>(prompts * kBlocksPerPrompt));
+    sha256.push_back(time_names(sha256_hasher, fresh));
+    hash.push_back(time_names(hasher, fresh));
     ours.push_back(round(cached, fresh, order, pool_match, pool_store, pool_release));
     theirs.push_back(round(cached, fresh, order, private_match, private_store, private_release));
     cached = std::move(fresh);
@@ -223,9 +231,70 @@ void measure(std::uint32_t blocks) {
   line("allocate, publish", &Times::store);
   line("release after storing", &Times::release_new);
   std::printf("  %-22s %8.1f\n", "XXH3-128 chain", median(hash));
+  std::printf("  %-22s %8.1f\n", "SHA-256 chain", median(sha256));
   std::printf("  %-22s %8s %10s %8s\n", "", "kvhive", "floor", "ratio");
   compare_with_floor(pool, cached);
   std::printf("\n");
+}
+
+/// A pool full of content, in which every block that is taken evicts one.
+class FullPool {
+ public:
+  explicit FullPool(std::uint32_t blocks) : blocks_(blocks) {
+    PoolGeometry geometry{};
+    geometry.device_blocks = blocks + 1;
+    geometry.models[0].tokens_per_block = kTokensPerBlock;
+    memory_.emplace(*PoolMemory::create_private(geometry));
+    sign_in(*memory_, ProcessSlot{0}, 0);
+    pool_.emplace(*memory_, ProcessSlot{0});
+    for (const Prompt& prompt :
+         make_prompts(pool_->hasher(), blocks / kBlocksPerPrompt, kBlocksPerPrompt))
+      pool_->release(store(*pool_, prompt));
+  }
+
+  /// Takes the blocks of some prompts one by one, as decoding does.
+  void round(std::uint64_t seed) {
+    constexpr std::size_t kPrompts = 16;
+    double sum = 0;
+    for (const Prompt& prompt : make_prompts(pool_->hasher(), kPrompts, kBlocksPerPrompt, seed)) {
+      std::vector<BlockId> taken;
+      for (std::size_t i = 0; i < kBlocksPerPrompt; ++i) {
+        const auto start = Clock::now();
+        taken.push_back(pool_->allocate(Tier::device, 1).value().front());
+        const std::uint64_t ns = nanoseconds_since(start);
+        latencies_.add(ns);
+        sum += static_cast<double>(ns);
+      }
+      pool_->publish(BlockPool::root({}), taken, prompt.chain, prompt.tokens);
+      pool_->release(taken);
+    }
+    means_.push_back(sum / (kPrompts * kBlocksPerPrompt));
+  }
+
+  std::uint32_t blocks() const { return blocks_; }
+  double mean() const { return median(means_); }
+  double p99() const { return 1e3 * latencies_.quantile_us(0.99); }
+
+ private:
+  std::uint32_t blocks_;
+  std::optional<PoolMemory> memory_;
+  std::optional<BlockPool> pool_;
+  Latencies latencies_;
+  std::vector<double> means_;
+};
+
+/// Whether a block costs as much in a large pool as in a small one.
+void measure_single_blocks() {
+  FullPool small(65'536), large(1'048'576);
+  for (std::uint64_t round = 0; round < 40; ++round) {
+    small.round(1000 + round);
+    large.round(2000 + round);
+  }
+  std::printf("one block at a time, each evicting; ns\n  %-22s %8s %10s\n", "", "amortised", "p99");
+  for (const FullPool* pool : {&small, &large})
+    std::printf("  of %-19u %8.0f %10.0f\n", pool->blocks(), pool->mean(), pool->p99());
+  std::printf("  %-22s %8.2f %10.2f\n", "ratio", large.mean() / small.mean(),
+              large.p99() / small.p99());
 }
 
 }  // namespace
@@ -237,4 +306,5 @@ int main(int argc, char** argv) {
   if (is_brief) return 0;
   kvhive::bench::measure(100'000);
   kvhive::bench::measure(1'000'000);
+  kvhive::bench::measure_single_blocks();
 }
