@@ -47,6 +47,8 @@ seed("http", "completion", struct.pack("<H", 40) + request("/v1/completions?s", 
 seed("http", "chat", struct.pack("<H", 0) + request("/v1/chat/completions", json.dumps(chat)).encode())
 tensors = [json.loads(line)["file"] for line in
            (pathlib.Path(__file__).resolve().parents[1] / "serve/torch_tensors.jsonl").read_text().splitlines()]
+seed("http", "embeds", struct.pack("<H", 40) + request("/v1/completions", json.dumps(
+    {"prompt": "", "prompt_embeds": [tensors[0]], "max_tokens": 1})).encode())
 seed("http", "two", struct.pack("<H", 200) + (request("/a", '{"prompt": [1, 2]}') + request("/b?s", "{")).encode())
 seed("http", "chunked", struct.pack("<H", 70) + (
     "POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
