@@ -13,7 +13,7 @@
 #   make beside-vllm-events  kvhive's KV events decoded by vLLM's own classes (its wheel, from PyPI)
 #   make page-test  the page of kvhive serve in a headless Chromium; pictures go to build/page/
 #   make beside-vllm  decisions of vLLM's own scheduler and KV-cache manager beside ours, for REQUESTS=3000, what its sampler makes of logits, and its beam search (from PyPI: 7 GB; RECORD=1: as data)
-#   make beside-transformers  the logits of every model family beside transformers' (it and torch from PyPI: 5 GB; RECORD=1: as data)
+#   make beside-transformers  the logits of every model family beside transformers', and tensors that torch saves (both from PyPI: 5 GB; RECORD=1: as data)
 #   make chaos     random SIGKILLs for MINUTES=10, from SEED=any
 #   make matrices  every case of the kernels' matrices, also where an emulated GPU is slow
 #   make mutants   seeded mistakes, each built and caught by a test; MUTANTS="words" for some of them, SAMPLE=24 for as many, from SEED=any
@@ -95,9 +95,10 @@ beside-vllm: configure
 	@$(if $(SEED),SEED=$(SEED)) RECORD=$(RECORD) build/beside/vllm/bin/python tests/beside/vllm_beams.py
 
 beside-transformers: configure
-	@cmake --build --preset release -j $(JOBS) --target kvhive_model_logits
+	@cmake --build --preset release -j $(JOBS) --target kvhive_model_logits kvhive_serve_test
 	@tests/beside/venv.sh transformers
 	@RECORD=$(RECORD) build/beside/transformers/bin/python tests/beside/model_families.py
+	@$(if $(SEED),SEED=$(SEED)) RECORD=$(RECORD) build/beside/transformers/bin/python tests/beside/torch_tensors.py
 
 chaos: configure
 	@cmake --build --preset release -j $(JOBS) --target kvhive_crash_test kvhive_kill_point_test kvhive_channel_kill_point_test

@@ -62,11 +62,11 @@ HttpAnswer answer_to(const HttpRequest& request) {
     KV_CHECK(value.find_first_of("\r\n") == std::string::npos, name);
   const auto body = parse_json_object(request.body);
   if (!body) return to_answer({400, "no JSON object"});
-  const auto completion = parse_completion(*body, model());
+  const auto completion = parse_completion(*body, model(), PromptEmbeds::taken);
   if (completion) {
     check_answer_request(*completion);
     for (const auto& prompt : completion->prompts)
-      KV_CHECK(prompt.text.empty() != prompt.tokens.empty());
+      KV_CHECK((!prompt.text.empty() + !prompt.tokens.empty() + (prompt.rows != nullptr)) == 1);
   }
   const auto chat = parse_chat(*body, model());
   if (chat) check_answer_request(*chat);

@@ -21,7 +21,7 @@ done
 head -c 200 /dev/zero | seed connections 1
 "$root/tests/fuzz/seeds.py" "$root/models/demo" "$corpus"
 
-targets="channel connections http packet options model_config safetensors tokenizer"
+targets="channel connections http packet options model_config safetensors tokenizer torch_tensor"
 echo "fuzzing $targets for $seconds s each, as many at once as there are cores"
 export bin corpus seconds
 # shellcheck disable=SC2016,SC2086

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
 """Makes the first inputs for the fuzz targets: small, valid, each with another feature."""
+import base64
+import io
 import json
 import pathlib
 import struct
 import sys
+import zipfile
 
 demo, corpus = map(pathlib.Path, sys.argv[1:])
 
@@ -42,6 +45,10 @@ chat = {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "func
 trace = "traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\nAuthorization: Bearer key\r\n"
 seed("http", "completion", struct.pack("<H", 40) + request("/v1/completions?s", json.dumps(completion), trace).encode())
 seed("http", "chat", struct.pack("<H", 0) + request("/v1/chat/completions", json.dumps(chat)).encode())
+tensors = [json.loads(line)["file"] for line in
+           (pathlib.Path(__file__).resolve().parents[1] / "serve/torch_tensors.jsonl").read_text().splitlines()]
+seed("http", "embeds", struct.pack("<H", 40) + request("/v1/completions", json.dumps(
+    {"prompt": "", "prompt_embeds": [tensors[0]], "max_tokens": 1})).encode())
 seed("http", "two", struct.pack("<H", 200) + (request("/a", '{"prompt": [1, 2]}') + request("/b?s", "{")).encode())
 seed("http", "chunked", struct.pack("<H", 70) + (
     "POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n"
@@ -64,6 +71,12 @@ header = json.dumps({"__metadata__": {"format": "pt"},
                      "b": {"dtype": "BF16", "shape": [3], "data_offsets": [16, 22]}}).encode()
 seed("safetensors", "two", struct.pack("<Q", len(header)) + header + bytes(22))
 seed("safetensors", "none", struct.pack("<Q", 2) + b"{}")
+
+for number, tensor in enumerate(tensors):
+    file = base64.b64decode(tensor)
+    seed("torch_tensor", f"archive-{number}", file)
+    if zipfile.is_zipfile(io.BytesIO(file)):
+        seed("torch_tensor", f"pickle-{number}", zipfile.ZipFile(io.BytesIO(file)).read("archive/data.pkl"))
 
 tokenizer = json.loads((demo / "tokenizer.json").read_text())
 model = tokenizer["model"]

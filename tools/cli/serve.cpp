@@ -41,6 +41,7 @@ struct ServeFlags {
   std::vector<std::string> allowed_origins;
   std::string trace_file;
   std::string max_body_bytes = "8M";
+  bool enable_prompt_embeds = false;
   std::uint32_t keep_alive_s = 10;
   std::uint32_t daemon_timeout_s = 0, shutdown_timeout_s = 0;
   std::size_t max_connections = HttpLimits{}.connections;
@@ -67,6 +68,10 @@ Expected<void> serve_with(const ServeFlags& flags) {
   if (!body) return failure(body.error().code, "--max-body-bytes: " + body.error().text);
   options.http.body_bytes = *body;
   options.http.all_body_bytes = std::max(options.http.all_body_bytes, 4 * *body);
+  // What a body says may take more: token ids of one digit 2 times its bytes, embeddings 1.5 times.
+  options.hive.largest = std::max(options.hive.largest, 2 * *body);
+  options.hive.waiting_bytes = std::max(options.hive.waiting_bytes, options.hive.largest);
+  if (flags.enable_prompt_embeds) options.service.prompt_embeds = PromptEmbeds::taken;
   if (!flags.api_key_file.empty()) {
     auto keys = ApiKeys::load(flags.api_key_file);
     if (!keys) return forward_error(keys);
@@ -187,6 +192,9 @@ void add_serve(CLI::App& app, int& exit_code) {
   command->add_option("--max-body-bytes", flags->max_body_bytes, "the largest request")
       ->type_name("SIZE")
       ->capture_default_str();
+  command->add_flag("--enable-prompt-embeds", flags->enable_prompt_embeds,
+                    "prompt_embeds is taken: prompts as embeddings, some kilobytes a token, so "
+                    "--max-body-bytes is to be raised");
   command
       ->add_option("--max-connections", flags->max_connections,
                    "connections at a time; for one more, the one that has waited longest for "

@@ -107,6 +107,7 @@ Service::Service(asio::io_context& loop, Hives& hives, const ModelFollower& foll
       api_key_file_(options.api_key_file),
       keep_alive_(options.keep_alive),
       salt_callers_(options.salt_callers),
+      prompt_embeds_(options.prompt_embeds),
       hosts_(options.hosts),
       origins_(options.origins),
       spans_(options.spans),
@@ -354,8 +355,8 @@ void Service::render(const std::shared_ptr<Exchange>& exchange, Serving& serving
 // -- answers --------------------------------------------------------------------------------------
 
 void Service::completions(const std::shared_ptr<Exchange>& exchange) {
-  const auto read = [serving = serving_](const nlohmann::json& body) {
-    return parse_completion(body, serving->model());
+  const auto read = [serving = serving_, embeds = prompt_embeds_](const nlohmann::json& body) {
+    return parse_completion(body, serving->model(), embeds);
   };
   parse(exchange, read, [this, exchange, serving = serving_](CompletionRequest request) {
     unknown_fields_.add(request.unknown_fields);
@@ -371,9 +372,11 @@ void Service::completions(const std::shared_ptr<Exchange>& exchange) {
         exchange, bytes,
         [serving, asked = std::move(request)] {
           CompletionRequest told = asked;
-          for (AnswerRequest::Prompt& prompt : told.prompts)
+          for (AnswerRequest::Prompt& prompt : told.prompts) {
+            if (prompt.text.empty()) continue;
             if (auto ids = serving->model().tokenizer.encode(prompt.text, AddSpecial::yes); ids)
               prompt.told = std::move(*ids);
+          }
           return told;
         },
         start);

@@ -18,6 +18,7 @@
 #include "tools/serve/http/exchange.hpp"
 #include "tools/serve/metrics/metrics.hpp"
 #include "tools/serve/model/model_follower.hpp"
+#include "tools/serve/openai/completion_request.hpp"
 #include "tools/serve/openai/generation.hpp"
 #include "tools/serve/openai/unknown_fields.hpp"
 #include "tools/serve/page/hive_page.hpp"
@@ -35,6 +36,7 @@ struct ServiceOptions {
   SaltCallers salt_callers = SaltCallers::trusted;
   Hosts hosts;      ///< the names by which this service may be called
   Origins origins;  ///< whose pages may read answers
+  PromptEmbeds prompt_embeds = PromptEmbeds::refused;
 };
 
 class Service {
@@ -129,6 +131,7 @@ class Service {
   const std::string api_key_file_;
   const std::chrono::seconds keep_alive_;
   const SaltCallers salt_callers_;
+  const PromptEmbeds prompt_embeds_;
   const Hosts hosts_;
   const Origins origins_;
   const std::shared_ptr<SpanFile> spans_;

@@ -17,6 +17,11 @@ bool may_serve(Hive::ModelId served, Hive::ModelId wanted) {
 
 }  // namespace
 
+std::size_t prompt_bytes(const GenerateRequest& request) {
+  return request.prompt.size() + request.prompt_tokens.size() * sizeof(TokenId) +
+         request.prompt_embeds.size() * sizeof(float);
+}
+
 Hive::Hive(asio::io_context& loop, Daemon daemon, Limits limits, std::string domain,
            Identify identify, OnOpened on_opened)
     : loop_(loop),
@@ -88,8 +93,7 @@ void Hive::count_adapters(std::map<std::string, OfAdapter>& counts) const {
 
 std::size_t Hive::bytes_of(const Waiting& request) {
   const GenerateRequest& asked = request.request;
-  return asked.prompt.size() +
-         (asked.prompt_tokens.size() + asked.allowed_token_ids.size()) * sizeof(TokenId);
+  return prompt_bytes(asked) + asked.allowed_token_ids.size() * sizeof(TokenId);
 }
 
 /// In the order in which they came. One that needs more than there is does not hold up those behind

@@ -19,6 +19,9 @@
 
 namespace kvhive {
 
+/// As text, tokens or embeddings, whichever it has.
+std::size_t prompt_bytes(const GenerateRequest& request);
+
 class Hive {
  public:
   struct Limits {
@@ -26,6 +29,7 @@ class Hive {
     std::size_t channel_bytes = std::size_t{8} << 20;
     std::size_t waiting = 8192;                          ///< requests for which no channel has room
     std::size_t waiting_bytes = std::size_t{256} << 20;  ///< of their prompts and allowed tokens
+    std::size_t largest = std::size_t{32} << 20;         ///< request: of these bytes one may wait
   };
   /// Identifies a request. Never reused.
   using Key = std::uint64_t;

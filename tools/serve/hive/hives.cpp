@@ -11,8 +11,7 @@ Hive::Limits part_of(const Hive::Limits& all, std::size_t domains) {
   Hive::Limits part = all;
   part.channels = std::max<std::size_t>(all.channels / domains, 2);
   part.waiting = std::max<std::size_t>(all.waiting / domains, 1);
-  // One request of any size that is taken must be able to wait.
-  part.waiting_bytes = std::max(all.waiting_bytes / domains, std::size_t{32} << 20);
+  part.waiting_bytes = std::max(all.waiting_bytes / domains, all.largest);
   return part;
 }
 

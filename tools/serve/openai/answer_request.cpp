@@ -202,6 +202,10 @@ GenerateRequest AnswerRequest::for_answer(std::size_t prompt, std::uint32_t i) c
   one.prompt_tokens = prompts[prompt].tokens;
   if ((one.prompt_logprobs || beams) && one.prompt_tokens.empty())
     one.prompt_tokens = prompts[prompt].told;
+  if (const auto& rows = prompts[prompt].rows) {
+    one.prompt_embeds = rows->values;
+    one.embedding_width = rows->width;
+  }
   if (one.seed) *one.seed += i;
   return one;
 }

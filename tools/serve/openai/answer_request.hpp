@@ -3,6 +3,7 @@
 // vLLM's, names and meaning OpenAI's. A field that kvhive does not know changes nothing, as in
 // vLLM; one that it knows and cannot do is refused unless it has the value that changes nothing.
 
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -12,6 +13,7 @@
 #include "tools/serve/openai/beam_search.hpp"
 #include "tools/serve/openai/fields.hpp"
 #include "tools/serve/openai/served_model.hpp"
+#include "tools/serve/tensor/prompt_rows.hpp"
 
 namespace kvhive {
 
@@ -27,6 +29,7 @@ struct AnswerRequest {
     std::string text;
     std::vector<TokenId> tokens;  ///< instead of text
     std::vector<TokenId> told{};  ///< of a text, if somebody wants them (wants_tokens())
+    std::shared_ptr<const PromptRows> rows{};  ///< instead of text and tokens
   };
   std::vector<Prompt> prompts;
   std::string model;                         ///< the model's name, or an adapter's

@@ -11,6 +11,7 @@ namespace kvhive {
 Completion::Completion(AnswerContext context, CompletionRequest request)
     : Generation(std::move(context), static_cast<const AnswerRequest&>(request)),
       echo_(request.echo),
+      prompt_field_(request.prompt_field),
       places_(choices(), {0, Detokenizer(model().tokenizer)}) {}
 
 Completion::Json Completion::write(std::size_t index, const std::string& text,
@@ -27,9 +28,14 @@ Completion::Json Completion::write(std::size_t index, const std::string& text,
   if (!request().stream) json["prompt_logprobs"] = prompt_logprobs_of(index);
   if (!request().return_token_ids) return json;
   json["token_ids"] = ids_of(tokens);
-  if (is_first(index))
-    json["prompt_token_ids"] = prompt.tokens.empty() ? prompt.told : prompt.tokens;
+  if (is_first(index)) json["prompt_token_ids"] = prompt_ids_of(prompt);
   return json;
+}
+
+/// Null of a prompt that is given as embeddings.
+Completion::Json Completion::prompt_ids_of(const AnswerRequest::Prompt& prompt) {
+  if (prompt.rows) return {};
+  return prompt.tokens.empty() ? prompt.told : prompt.tokens;
 }
 
 Completion::Json Completion::logprobs_of(std::size_t index,

@@ -91,8 +91,7 @@ void Generation::submit_from(std::size_t first) {
       });
     GenerateRequest one =
         request_.for_answer(choices_[i].prompt, static_cast<std::uint32_t>(i) % request_.best_of);
-    bytes +=
-        std::max(one.prompt.size() + one.prompt_tokens.size() * sizeof(TokenId), kLeastSubmitted);
+    bytes += std::max(prompt_bytes(one), kLeastSubmitted);
     choices_[i].key = context_.hive.submit(
         std::move(one), context_.model->id,
         [self = shared_from_this(), i](const Progress& news) { self->hear(i, news); });

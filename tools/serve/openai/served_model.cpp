@@ -53,6 +53,16 @@ Expected<std::vector<TokenId>> end_tokens_of(const std::filesystem::path& direct
   return std::vector<TokenId>();
 }
 
+Expected<std::uint32_t> hidden_size_of(const std::filesystem::path& directory) {
+  const auto file = directory / "config.json";
+  if (!std::filesystem::exists(file)) return 0;
+  const auto json = read_json_object(file);
+  if (!json) return forward_error(json);
+  return JsonFields(*json, file.string())
+      .integer_or("hidden_size", 0, 0, std::numeric_limits<std::int32_t>::max())
+      .map([](std::int64_t size) { return static_cast<std::uint32_t>(size); });
+}
+
 }  // namespace
 
 Expected<ServedModel> ServedModel::load(std::string name, const std::filesystem::path& directory,
@@ -63,15 +73,18 @@ Expected<ServedModel> ServedModel::load(std::string name, const std::filesystem:
   if (!sampling) return forward_error(sampling);
   auto end_tokens = end_tokens_of(directory);
   if (!end_tokens) return forward_error(end_tokens);
-  return ServedModel{std::move(name),
-                     directory.string(),
-                     max_model_len,
-                     std::move(*tokenizer),
-                     *sampling,
-                     std::chrono::duration_cast<std::chrono::seconds>(
+  const auto hidden_size = hidden_size_of(directory);
+  if (!hidden_size) return forward_error(hidden_size);
+  return ServedModel{.name = std::move(name),
+                     .directory = directory.string(),
+                     .max_model_len = max_model_len,
+                     .tokenizer = std::move(*tokenizer),
+                     .sampling = *sampling,
+                     .created = std::chrono::duration_cast<std::chrono::seconds>(
                          std::chrono::system_clock::now().time_since_epoch()),
-                     std::move(*end_tokens),
-                     {}};
+                     .end_tokens = std::move(*end_tokens),
+                     .adapters = {},
+                     .hidden_size = *hidden_size};
 }
 
 std::string ServedModel::text_of(TokenId token) const {

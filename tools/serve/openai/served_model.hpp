@@ -32,6 +32,8 @@ struct ServedModel {
   /// Names of the adapters that requests may ask for in place of the model.
   std::vector<std::string> adapters;
   std::uint64_t id = 0;  ///< of what the daemon serves (Hive::ModelId)
+  /// Numbers of a row, if a prompt is given as embeddings; 0 = its files do not say.
+  std::uint32_t hidden_size = 0;
 
   /// \param directory  with tokenizer.json, and generation_config.json if the model has one
   [[nodiscard]] static Expected<ServedModel> load(std::string name,
