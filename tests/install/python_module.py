@@ -18,8 +18,8 @@ PROMPT = "In the beginning"
 
 @contextlib.contextmanager
 def stopped_engines():
-    processes = json.loads(subprocess.check_output([KVHIVE, "pool", "procs", "--format", "json", "--socket", SOCKET]))
-    engines = [process["pid"] for process in processes["processes"] if process["role"] == "engine"]
+    hive = json.loads(subprocess.check_output([KVHIVE, "pool", "procs", "--format", "json", "--socket", SOCKET]))
+    engines = [engine["pid"] for engine in hive["engines"]]
     for engine in engines:
         os.kill(engine, signal.SIGSTOP)
     try:
@@ -82,7 +82,7 @@ class PythonModule(unittest.TestCase):
         self.assertEqual(again.cached_tokens, 32)
         values[0] += 1
         self.assertEqual(self.client.ask(rows(values, width)).cached_tokens, 0)
-        for wrong in (memoryview(array.array("f", values)), memoryview(b"abcd"), rows(values, width)[::2]):
+        for wrong in (memoryview(array.array("f", values)), memoryview(b"abcd"), memoryview(array.array("i", [1, 2])).cast("B").cast("i", shape=[1, 2])):
             with self.assertRaisesRegex(kvhive.Error, "hidden_size\\] of float32"):
                 self.client.generate(wrong)
         with self.assertRaisesRegex(kvhive.Error, "rows of 128 values; the model's hidden_size is 256"):

@@ -303,8 +303,8 @@ Json many_answers(
   for (HttpClient& client : clients) {
     const auto answer = client.receive();
     EXPECT_TRUE(answer.has_value());
-    for (const Json& choice : answer->json()["choices"])
-      all.push_back({choice["text"], choice["token_ids"]});
+    const Json told = answer->json();
+    for (const Json& choice : told["choices"]) all.push_back({choice["text"], choice["token_ids"]});
   }
   EXPECT_EQ(all.size(), 8u + 2 + 4) << all;
   return all;
