@@ -5,7 +5,6 @@
 
 #include <map>
 #include <memory>
-#include <variant>
 
 #include "kvhive/client.hpp"
 
@@ -140,36 +139,50 @@ class PythonClient {
   std::shared_ptr<kvhive::Client> client_;
 };
 
-using Prompt = std::variant<std::string, std::vector<kvhive::TokenId>, py::buffer>;
+constexpr const char* kPrompts =
+    "prompt must be text, a list of token ids, or a contiguous array [tokens, hidden_size] of "
+    "float32 (numpy.ascontiguousarray(rows, numpy.float32))";
 
 /// Rows of float32, one behind the other: a numpy array, or whatever else has a buffer of that
 /// kind.
-void set_rows(kvhive::GenerateRequest& request, const py::buffer& prompt) {
-  const py::buffer_info rows = prompt.request();
+void set_rows(kvhive::GenerateRequest& request, const py::buffer_info& rows) {
   const auto width = static_cast<py::ssize_t>(sizeof(float));
   if (rows.ndim != 2 || rows.format != py::format_descriptor<float>::format() ||
       rows.strides[1] != width || rows.strides[0] != rows.shape[1] * width)
-    raise(
-        {kvhive::ErrorCode::bad_argument,
-         "prompt must be text, a list of token ids, or a contiguous array [tokens, hidden_size] of "
-         "float32 (numpy.ascontiguousarray(rows, numpy.float32))"});
+    raise({kvhive::ErrorCode::bad_argument, kPrompts});
   const auto* values = static_cast<const float*>(rows.ptr);
   request.prompt_embeds.assign(values, values + rows.size);
   request.embedding_width = static_cast<std::uint32_t>(rows.shape[1]);
 }
 
-kvhive::GenerateRequest request_of(Prompt&& prompt) {
+/// An array with more than one dimension has rows; one with one dimension, token ids.
+bool set_rows_of(kvhive::GenerateRequest& request, const py::object& prompt) {
+  if (!py::isinstance<py::buffer>(prompt)) return false;
+  const py::buffer_info rows = py::reinterpret_borrow<py::buffer>(prompt).request();
+  if (rows.ndim == 1) return false;
+  set_rows(request, rows);
+  return true;
+}
+
+kvhive::GenerateRequest request_of(const py::object& prompt) {
   kvhive::GenerateRequest request;
-  if (auto* text = std::get_if<std::string>(&prompt)) request.prompt = std::move(*text);
-  if (auto* tokens = std::get_if<1>(&prompt)) request.prompt_tokens = std::move(*tokens);
-  if (const auto* rows = std::get_if<2>(&prompt)) set_rows(request, *rows);
+  if (py::isinstance<py::str>(prompt)) {
+    request.prompt = prompt.cast<std::string>();
+  } else if (!set_rows_of(request, prompt)) {
+    try {
+      request.prompt_tokens = prompt.cast<std::vector<kvhive::TokenId>>();
+    } catch (const py::cast_error&) {
+      throw py::type_error(kPrompts);
+    }
+  }
   return request;
 }
 
-Stream generate(PythonClient& client, Prompt prompt, std::uint32_t max_tokens, float temperature,
-                std::int32_t top_k, float top_p, float min_p, std::optional<std::uint64_t> seed,
-                std::uint32_t logprobs, bool ignore_eos, std::int32_t priority,
-                std::vector<std::string> stop, std::vector<kvhive::TokenId> stop_token_ids,
+Stream generate(PythonClient& client, const py::object& prompt, std::uint32_t max_tokens,
+                float temperature, std::int32_t top_k, float top_p, float min_p,
+                std::optional<std::uint64_t> seed, std::uint32_t logprobs, bool ignore_eos,
+                std::int32_t priority, std::vector<std::string> stop,
+                std::vector<kvhive::TokenId> stop_token_ids,
                 const std::optional<std::string>& cache_salt,
                 const std::optional<std::string>& adapter,
                 std::optional<std::uint32_t> prompt_logprobs, float presence_penalty,
@@ -177,7 +190,7 @@ Stream generate(PythonClient& client, Prompt prompt, std::uint32_t max_tokens, f
                 std::optional<std::map<kvhive::TokenId, float>> logit_bias,
                 std::optional<std::vector<kvhive::TokenId>> allowed_token_ids,
                 std::vector<std::string> bad_words, bool include_stop) {
-  kvhive::GenerateRequest request = request_of(std::move(prompt));
+  kvhive::GenerateRequest request = request_of(prompt);
   request.max_tokens = max_tokens;
   request.temperature = temperature;
   request.top_k = top_k;
@@ -203,9 +216,10 @@ Stream generate(PythonClient& client, Prompt prompt, std::uint32_t max_tokens, f
   return client.generate(request);
 }
 
-kvhive::Room ask(PythonClient& client, Prompt prompt, const std::optional<std::string>& cache_salt,
+kvhive::Room ask(PythonClient& client, const py::object& prompt,
+                 const std::optional<std::string>& cache_salt,
                  const std::optional<std::string>& adapter) {
-  kvhive::GenerateRequest request = request_of(std::move(prompt));
+  kvhive::GenerateRequest request = request_of(prompt);
   request.cache_salt = cache_salt.value_or("");
   request.adapter = adapter.value_or("");
   return client.ask(request);

@@ -82,8 +82,10 @@ class PythonModule(unittest.TestCase):
         self.assertEqual(again.cached_tokens, 32)
         values[0] += 1
         self.assertEqual(self.client.ask(rows(values, width)).cached_tokens, 0)
-        for wrong in (memoryview(array.array("f", values)), memoryview(b"abcd"), memoryview(array.array("i", [1, 2])).cast("B").cast("i", shape=[1, 2])):
-            with self.assertRaisesRegex(kvhive.Error, "hidden_size\\] of float32"):
+        with self.assertRaisesRegex(kvhive.Error, "hidden_size\\] of float32"):
+            self.client.generate(memoryview(array.array("i", [1, 2])).cast("B").cast("i", shape=[1, 2]))
+        for wrong in ([0.5, 1.5], None, 7):
+            with self.assertRaisesRegex(TypeError, "hidden_size\\] of float32"):
                 self.client.generate(wrong)
         with self.assertRaisesRegex(kvhive.Error, "rows of 128 values; the model's hidden_size is 256"):
             self.client.generate(rows(values, 128)).result()
