@@ -433,7 +433,11 @@ TEST_F(PortTest, EmbeddingsCountInTheMemoryThatIsHeld) {
   line(2).submit_tokens(10);
   ring_engine(hostile.engine_bell.get());
   run_until([&] { return arrived().size() == 4; });
-  EXPECT_EQ(arrived().back(), 2u) << "three have what is allowed for the channel";
+  EXPECT_EQ(arrived().back(), 2u);
+  std::byte* const answers = hostile.client.raw_answers().data();
+  for (const std::uint32_t slot : {102u, 103u, 104u})
+    EXPECT_EQ(answer_in(answers, slot).state.load(), SlotState{})
+        << "three have what is allowed for the channel";
   std::vector<Submission> ended;
   {
     const std::lock_guard lock(sent_.mutex);

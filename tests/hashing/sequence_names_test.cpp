@@ -120,6 +120,8 @@ TEST_F(SequenceNamesTest, ABlockOfAnEmbeddedPromptHasADigestOfItsRowsInItsExtraK
   const SequenceNames other_end = embedded(last_row), other_start = embedded(first_row);
   const SequenceNames salted = embedded(rows, {1, 2});
   for (const GroupId group : {kFullGroup, kWindowed}) {
+    ASSERT_EQ(names.extras(group).size(), 3u);
+    ASSERT_EQ(other_end.extras(group).size(), 3u);
     EXPECT_TRUE(std::ranges::equal(names.names(group), equal.names(group)));
     EXPECT_TRUE(std::ranges::equal(names.extras(group), equal.extras(group)));
     EXPECT_EQ(names.names(group)[0], other_end.names(group)[0]);
