@@ -52,7 +52,7 @@ class OwnReferences {
   void add(BlockId block) { ++count_[block.value]; }
   /// Drops one reference. Returns how many are left.
   std::uint32_t drop(BlockId block) {
-    KV_CHECK(block.value < count_.size() && count_[block.value] > 0, block.value);
+    KV_CHECK(count_[block.value] > 0, block.value);
     return --count_[block.value];
   }
   void set_first(BlockId block) { count_[block.value] = 1; }
