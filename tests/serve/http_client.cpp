@@ -21,6 +21,16 @@ std::vector<std::string> HttpReply::events() const {
   return events;
 }
 
+std::string text_of(const std::vector<std::string>& events) {
+  std::string text;
+  for (const std::string& event : events) {
+    if (event == "[DONE]") continue;
+    const auto json = nlohmann::json::parse(event);
+    for (const auto& choice : json["choices"]) text += choice["text"];
+  }
+  return text;
+}
+
 HttpClient::HttpClient(std::uint16_t port)
     : socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
   sockaddr_in address{};

@@ -19,6 +19,9 @@ struct HttpReply {
   std::vector<std::string> events() const;
 };
 
+/// The text of a completion that was streamed: what its events' choices have.
+std::string text_of(const std::vector<std::string>& events);
+
 class HttpClient {
  public:
   explicit HttpClient(std::uint16_t port);

@@ -33,16 +33,6 @@ Json asked(const Json& rows) {
   return {{"prompt_embeds", rows}, {"max_tokens", 1}, {"temperature", 0}};
 }
 
-std::string text_of(const std::vector<std::string>& events) {
-  std::string text;
-  for (const std::string& event : events) {
-    if (event == "[DONE]") continue;
-    const Json json = Json::parse(event);
-    for (const Json& choice : json["choices"]) text += choice["text"];
-  }
-  return text;
-}
-
 class PromptEmbedsTest : public ::testing::Test {
  protected:
   HttpReply ask(const Json& request) const {

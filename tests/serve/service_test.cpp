@@ -25,16 +25,6 @@ Json completion(const std::string& prompt, std::uint32_t max_tokens) {
   return {{"prompt", prompt}, {"max_tokens", max_tokens}, {"temperature", 0}};
 }
 
-std::string text_of(const std::vector<std::string>& events) {
-  std::string text;
-  for (const std::string& event : events) {
-    if (event == "[DONE]") continue;
-    const Json json = Json::parse(event);
-    for (const Json& choice : json["choices"]) text += choice["text"];
-  }
-  return text;
-}
-
 std::size_t running_in(const Daemon& daemon) {
   std::size_t running = 0;
   const Json procs = daemon.procs();
