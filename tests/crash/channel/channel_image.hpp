@@ -59,10 +59,17 @@ class ChannelImage {
            is_same(answers_, medium.answers, slots_offset() + kStorySlots * sizeof(AnswerSlot),
                    answers_offset());
   }
+  /// A hash of it without times: equal for the same work done at another time.
   std::size_t digest() const {
     constexpr std::size_t kMix = 0x9e3779b97f4a7c15ull;
     const std::hash<std::string_view> hash;
-    return hash(requests_) * kMix ^ hash(answers_) ^
+    std::string timeless = answers_;
+    for (std::uint32_t slot = 0; slot < kChannelSlots; ++slot)
+      for (const std::size_t time : {offsetof(AnswerSlot, taken), offsetof(AnswerSlot, admitted),
+                                     offsetof(AnswerSlot, first_token)})
+        std::memset(&timeless[slots_offset() + slot * sizeof(AnswerSlot) + time], 0,
+                    sizeof(AnswerSlot::taken));
+    return hash(requests_) * kMix ^ hash(timeless) ^
            (std::size_t(client_rings_) << 32 ^ engine_rings_) * kMix;
   }
 
