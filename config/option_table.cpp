@@ -354,6 +354,12 @@ constexpr OptionField kFields[] = {
      .help =
          "what blocks are named with. A hit is compared token by token in any case: with xxhash, "
          "which is faster, whoever learns the pool's secret could make others miss, never hit"},
+    {.name = "kv-cache-metrics-sample",
+     .type = kValue<&Options::kv_cache_metrics_sample>,
+     .help = "share of the device tier's blocks of which it is measured how long they keep a "
+             "content and how often it is used, e.g. 0.01",
+     .zero = "nothing is measured",
+     .range = {1e-6, 1}},
     {.name = "scrub",
      .type = kValue<&Options::scrub>,
      .help = "whether a block is zeroed before another domain gets it"},

@@ -128,6 +128,8 @@ struct Options {
   std::size_t channel_bytes_per_domain = 0;
   EvictionPolicy eviction_policy = EvictionPolicy::lru;
   HashAlgorithm prefix_caching_hash_algo = HashAlgorithm::xxhash;
+  /// Share of the device tier's blocks whose lives are measured; 0 = of none.
+  double kv_cache_metrics_sample = 0;
   Scrub scrub = Scrub::on_domain_change;
   GpuFault gpu_fault = GpuFault::drop_unpinned;
   GpuMemorySharing gpu_memory_sharing = GpuMemorySharing::automatic;
@@ -145,6 +147,11 @@ struct Options {
   std::uint32_t most_sampled_rows() const {
     const auto rows = std::uint64_t{max_num_seqs} * (num_speculative_tokens + 1);
     return static_cast<std::uint32_t>(std::min<std::uint64_t>(rows, max_num_batched_tokens));
+  }
+  /// PoolGeometry::life_stride: the share as one block in so many.
+  std::uint32_t life_stride() const {
+    const double share = kv_cache_metrics_sample;
+    return share == 0 ? 0 : static_cast<std::uint32_t>(1 / share + 0.5);
   }
 };
 

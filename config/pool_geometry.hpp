@@ -67,6 +67,9 @@ struct PoolGeometry {
   std::array<std::uint32_t, kMostModels> model_minimums{};
   EvictionPolicy eviction_policy{};  ///< of both tiers
   HashAlgorithm hash_algorithm{};    ///< of the blocks' names
+  /// Of each so many blocks of the device tier the lives of one are measured
+  /// (pool/block_lives.hpp). 0 = none is.
+  std::uint32_t life_stride = 0;
 
   std::uint32_t total_blocks() const { return device_blocks + host_blocks; }
   std::size_t block_bytes() const { return models[0].kv.block_bytes(); }

@@ -18,10 +18,11 @@ BlockPool::BlockPool(const PoolMemory& memory, ProcessSlot slot, Scrub scrub, Er
       erase_(std::move(erase)),
       index_(memory.index(), memory.layout().index_buckets),
       journal_(memory),
+      lives_(memory),
       counters_(&memory.control().processes[slot.value].counters),
       lanes_(memory, slot, model),
       references_(memory.geometry().total_blocks()),
-      own_serials_(memory.geometry().total_blocks()) {
+      first_serial_(memory.control().next_serial.load(std::memory_order_relaxed)) {
   KV_CHECK(slot.value < kMaxProcesses, slot.value);
   KV_CHECK(model.value < memory.geometry().model_count, model.value);
   KV_CHECK(memory.is_mapped(Tier::device) || erase_ || scrub == Scrub::never);

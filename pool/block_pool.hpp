@@ -16,6 +16,7 @@
 #include "base/expected.hpp"
 #include "config/choices.hpp"
 #include "hashing/block_hash.hpp"
+#include "pool/block_lives.hpp"
 #include "pool/processes/claims.hpp"
 #include "pool/eviction_journal.hpp"
 #include "pool/free_blocks.hpp"
@@ -112,6 +113,11 @@ class BlockPool {
   /// Drops the references that match() took, as if it had not been called: the blocks keep their
   /// places in the release order.
   void cancel(const PrefixHit& hit);
+  /// Says that blocks which match() found are used from now on, for the statistics of their lives.
+  ///
+  /// \param blocks  of the device tier; null blocks among them are passed over
+  /// \source        vLLM BlockPool.touch
+  void touch(std::span<const BlockId> blocks) const { lives_.use(blocks); }
 
   /// Takes `count` blocks for this process to write, or none (Errc::pool_exhausted). Takes free
   /// blocks first (the last released first), then idle blocks (the least recently released first),
@@ -204,7 +210,8 @@ class BlockPool {
   std::uint32_t references(BlockId block) const { return references_.count(block); }
   /// Whether this process has published what is in the block, which it holds.
   bool is_own(BlockId block) const {
-    return own_serials_[block.value] != 0 && own_serials_[block.value] == view(block).serial();
+    const BlockView b = view(block);
+    return b.author() == slot_ && b.serial() >= first_serial_;
   }
   std::uint32_t tokens_per_block() const { return model_.tokens_per_block; }
   const CacheGroups& groups() const { return model_.groups; }
@@ -293,6 +300,7 @@ class BlockPool {
   bool evict(Demand& demand, Candidate candidate);
   bool keep_if_referenced(BlockId block, BlockWord seen);
   void begin_filling(BlockId block, const Demand& demand);
+  void renew_life(BlockId block);
   void free_taken(std::span<const BlockId> taken);
   void change_domains(std::span<const BlockId> taken, DomainId domain, std::span<Evicted> evicted);
   bool only_device_can_zero(BlockId block) const;
@@ -325,6 +333,7 @@ class BlockPool {
   EraseOnDevice erase_;
   PrefixIndex index_;
   EvictionJournal journal_;
+  BlockLives lives_;
   SlotCounters* counters_;
   Lanes lanes_;
   std::vector<TierState> tiers_;
@@ -332,9 +341,9 @@ class BlockPool {
   /// The shared counter of serials must not be lower than this: this process has drawn serials up
   /// to here.
   std::uint64_t last_serial_ = 0;
-  /// By block: the serial of this process's last publication there; 0 = none. Serials are never
-  /// reused, so a block that another process has published since has another one.
-  std::vector<std::uint64_t> own_serials_;
+  /// What this process publishes has serials from here on; what earlier processes of the slot have
+  /// published has lower ones.
+  std::uint64_t first_serial_;
   std::vector<BlockId> scratch_;
   std::vector<Candidate> candidates_;
   std::vector<std::size_t> skipped_;  ///< where each run of skipped candidates begins

@@ -228,6 +228,17 @@ void BlockPool::begin_filling(BlockId block, const Demand& demand) {
   count_used(demand.tier, +1);
   lanes_.taken(block, demand.domain);
   KV_KILL_POINT("take_over.counted");
+  if (lives_.is_measured(block)) [[unlikely]]
+    renew_life(block);
+}
+
+/// Not inlined, so that begin_filling() stays small.
+[[gnu::cold, gnu::noinline]] void BlockPool::renew_life(BlockId block) {
+  const auto life = lives_.renew(block, BlockLives::now());
+  if (!life) return;
+  counters_->observe("kv_block_lifetime_seconds", life->length);
+  counters_->observe("kv_block_idle_before_evict_seconds", life->idle);
+  for (const std::uint64_t gap : life->gaps) counters_->observe("kv_block_reuse_gap_seconds", gap);
 }
 
 void BlockPool::free_taken(std::span<const BlockId> taken) {

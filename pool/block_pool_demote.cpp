@@ -16,7 +16,7 @@ void BlockPool::with_content(const Evicted& evicted, Use&& use) {
   const TokenRow row = memory_.tokens_of(evicted.block);
   const ModelId model = memory_.geometry().model_of(b.group());  // it may be another one's
   const std::vector<TokenId> tokens = row.read(memory_.geometry()[model].tokens_per_block);
-  const ExtraKey extra = b.has_extra() != 0 ? row.extra_key() : kNoExtraKey;
+  const ExtraKey extra = b.has_extra() ? row.extra_key() : kNoExtraKey;
   use(Content{{evicted.domain, b.parent_uid(), b.depth(), b.group()}, tokens, extra});
 }
 

@@ -95,7 +95,7 @@ bool BlockPool::holds(BlockId block, BlockView b, const Content& content) const 
   if (!b.has_plausible_uid()) return false;  // a ready block without a uid is corrupt
   const TokenRow row = memory_.tokens_of(block);
   if (!row.holds(content.tokens)) return false;
-  return b.has_extra() == 0 ? is_none(content.extra) : row.extra_key() == content.extra;
+  return b.has_extra() ? row.extra_key() == content.extra : is_none(content.extra);
 }
 
 /// Pins a block if it has this content. Only for a block that is alone under its name in the index:

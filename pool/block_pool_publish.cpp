@@ -28,7 +28,6 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
     index_.prefetch_to_write(chain[i]);
     view(blocks[i]).prefetch_to_write();
     memory_.tokens_of(blocks[i]).prefetch_to_write();
-    kvhive::prefetch_to_write(own_serials_.data() + blocks[i].value);
   };
   for (std::size_t i = 0; i < kAhead; ++i) prefetch_ahead(i);
 
@@ -56,7 +55,6 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
       write_content(block, {chain[i], uid, end.uid, serial, end.depth, end.group}, content);
       KV_KILL_POINT("publish.before_ready");
       make_ready(block, word, chain[i]);
-      own_serials_[block.value] = serial;
     }
     advance(end, uid);
   }
@@ -76,7 +74,7 @@ bool BlockPool::is_publishable(BlockId block, BlockWord word, const Prefix& end,
 
 void BlockPool::write_content(BlockId block, const BlockIdentity& identity,
                               const Content& content) {
-  view(block).write(identity, !is_none(content.extra));
+  view(block).write(identity, !is_none(content.extra), slot_);
   memory_.tokens_of(block).write(content.tokens, content.extra);
 }
 

@@ -103,7 +103,9 @@ class BlockView {
   std::uint64_t stamp() const { return d_->stamp.load(kRelaxed); }
   DomainId domain() const { return {d_->domain.load(kRelaxed)}; }
   GroupId group() const { return {d_->group.load(kRelaxed)}; }
-  std::uint8_t has_extra() const { return d_->has_extra.load(kRelaxed); }
+  bool has_extra() const { return (d_->traits.load(kRelaxed) & 1) != 0; }
+  /// Whose process has written the content. Not a slot of the pool, if the byte is corrupt.
+  ProcessSlot author() const { return {std::uint32_t{d_->traits.load(kRelaxed)} >> 1}; }
 
   /// A uid that content can have. 0 and kAnnounced mean that there is none; others are corrupt.
   bool has_plausible_uid() const { return uid() - 1 < kImplausible; }
@@ -129,7 +131,7 @@ class BlockView {
   }
   /// Writes the identity. Only the holder of a block that is being filled may call it; no match
   /// reads the descriptor before the word says ready.
-  void write(const BlockIdentity& identity, bool has_extra) const {
+  void write(const BlockIdentity& identity, bool has_extra, ProcessSlot author) const {
     KV_KILL_POINT("content.before_hash");
     d_->hash_low.store(identity.name.low, kRelaxed);
     KV_KILL_POINT("content.half_hashed");
@@ -141,8 +143,9 @@ class BlockView {
     d_->serial.store(identity.serial, kRelaxed);
     d_->depth.store(identity.depth, kRelaxed);
     d_->group.store(identity.group.value, kRelaxed);
-    d_->has_extra.store(has_extra, kRelaxed);
-    KV_KILL_POINT("content.has_extra");
+    d_->traits.store(static_cast<std::uint8_t>(author.value << 1 | std::uint32_t{has_extra}),
+                     kRelaxed);
+    KV_KILL_POINT("content.traits");
   }
 
   void prefetch() const { kvhive::prefetch(d_); }

@@ -129,6 +129,8 @@ struct HistogramInfo {
   HistogramUnit unit;
   std::string_view help;
   std::span<const std::uint64_t> edges;  ///< ascending
+  /// Only pools that measure the lives of blocks have values (PoolGeometry::life_stride).
+  bool is_of_lives = false;
 
   /// One for each edge, one behind the last edge, and the sum of all values.
   constexpr std::size_t cells() const { return edges.size() + 2; }
@@ -157,6 +159,9 @@ inline constexpr auto kRequestTokens =
     std::to_array<std::uint64_t>({1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000,
                                   20000, 50000, 100000, 200000, 500000});
 inline constexpr auto kPreemptions = std::to_array<std::uint64_t>({1, 2, 3, 4, 5, 10, 20});
+inline constexpr auto kBlockLife =
+    of_seconds({.001, .002, .005, .01, .02, .05, .1,  .2,  .5,   1,   2,
+                5,    10,   20,   30,  60,  120, 300, 600, 1200, 1800});
 inline constexpr auto kStepTokens =
     std::to_array<std::uint64_t>({1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384});
 
@@ -195,6 +200,16 @@ inline constexpr auto kHistograms = std::to_array<HistogramInfo>({
      histogram_edges::kPreemptions},
     {"iteration_tokens_total", HistogramUnit::tokens,
      "tokens that a step computed, of prompts and of answers", histogram_edges::kStepTokens},
+    {"kv_block_lifetime_seconds", HistogramUnit::nanoseconds,
+     "from one allocation of a sampled block of the device tier to the next",
+     histogram_edges::kBlockLife, true},
+    {"kv_block_idle_before_evict_seconds", HistogramUnit::nanoseconds,
+     "of these, from the last use of its content to the next allocation; the whole time if there "
+     "was none",
+     histogram_edges::kBlockLife, true},
+    {"kv_block_reuse_gap_seconds", HistogramUnit::nanoseconds,
+     "of these, between two of the last four uses of its content", histogram_edges::kBlockLife,
+     true},
 });
 
 /// Where a histogram's cells begin among those of all; at kHistograms.size(), how many there are.

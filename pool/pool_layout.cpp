@@ -38,6 +38,9 @@ PoolLayout::PoolLayout(const PoolGeometry& geometry) {
   }
   journal_slots = std::min(std::bit_ceil(blocks * kJournalRecordsPerBlock), kMostJournalRecords);
   journal_offset = place(journal_slots * sizeof(JournalRecord));
+  const std::uint32_t stride = geometry.life_stride;
+  const std::size_t lives = stride == 0 ? 0 : (geometry.device_blocks - 1) / stride + 1;
+  lives_offset = place(lives * sizeof(LifeRecord));
   metadata_header = place(sizeof(ObjectHeader));
   metadata_bytes = round_up(end, kPage);
 
@@ -101,6 +104,8 @@ std::uint32_t layout_hash(const PoolGeometry& geometry) {
                                      sizeof(JournalRecord),
                                      kJournalRecordsPerBlock,
                                      kMostJournalRecords,
+                                     sizeof(LifeRecord),
+                                     std::size_t{geometry.life_stride},
                                      std::size_t{geometry.device_blocks},
                                      std::size_t{geometry.host_blocks},
                                      std::size_t(geometry.device),

@@ -18,7 +18,7 @@
 namespace kvhive {
 
 inline constexpr std::uint64_t kPoolMagic = 0x3165766968766bull;  // "kvhive1"
-inline constexpr std::uint32_t kFormatVersion = 17;
+inline constexpr std::uint32_t kFormatVersion = 18;
 inline constexpr std::uint64_t kFormatted = 0x6465'7474'616d'726full;  // "ormatted"
 /// Serials, uids and stamps count from 1 and never reach this number. A value from here on is
 /// corrupt.
@@ -54,8 +54,10 @@ struct alignas(64) BlockDescriptor {
   /// from a dead process, so that a process that takes the block for another domain knows that it
   /// must zero the block.
   std::atomic<std::uint16_t> domain;
-  std::atomic<std::uint8_t> group;      ///< a GroupId (config/cache_groups.hpp)
-  std::atomic<std::uint8_t> has_extra;  ///< 1 = it has an extra key, which is in the tokens object
+  std::atomic<std::uint8_t> group;  ///< a GroupId (config/cache_groups.hpp)
+  /// Bit 0: it has an extra key, which is in the tokens object. The other bits: the slot of the
+  /// process that wrote all this, for statistics.
+  std::atomic<std::uint8_t> traits;
 };
 static_assert(sizeof(BlockDescriptor) == 64 && std::is_standard_layout_v<BlockDescriptor>);
 
@@ -221,13 +223,22 @@ static_assert(sizeof(JournalRecord) == 16);
 inline constexpr std::size_t kJournalRecordsPerBlock = 4;
 inline constexpr std::size_t kMostJournalRecords = 1 << 20;
 
+/// The life of a block that is measured (pool/block_lives.hpp). Times are in nanoseconds.
+struct alignas(64) LifeRecord {
+  std::atomic<std::uint64_t> began;  ///< 0 = nobody saw it
+  std::atomic<std::uint64_t> uses;
+  /// When it was used last. Use `i` is in place `i` modulo their number; 0 = there was none.
+  std::array<std::atomic<std::uint64_t>, 4> used;
+};
+static_assert(sizeof(LifeRecord) == 64);
+
 /// Sizes and offsets that follow from a geometry.
 struct PoolLayout {
   explicit PoolLayout(const PoolGeometry& geometry);
 
   std::size_t control_bytes;
   /// Descriptors, then the index, then per tier: free bitmap, its summary, order ring; then the
-  /// journal of evictions.
+  /// journal of evictions and the records of lives.
   std::size_t metadata_bytes;
   std::size_t metadata_header;  ///< offset of the ObjectHeader in the metadata object
   std::size_t tokens_bytes;     ///< token rows, then extra keys
@@ -250,6 +261,7 @@ struct PoolLayout {
   std::array<TierLayout, kTiers> tiers;
   std::size_t journal_offset;
   std::size_t journal_slots;  ///< a power of two
+  std::size_t lives_offset;   ///< a LifeRecord for each `life_stride` blocks of the device tier
   /// 64-bit words per token row: two tokens per word, the last word zero-padded.
   std::size_t row_words;
   std::size_t extras_offset;
@@ -288,6 +300,7 @@ void for_each_field(const PoolHeader& header, Visit&& visit) {
     }
   }
   visit("kind of device", static_cast<std::uint64_t>(g.device));
+  visit("kind of CPU kernels", static_cast<std::uint64_t>(g.cpu_kernels));
   for (const BlockLimits& limits : g.limits) {
     visit("minimum of a domain", std::uint64_t{limits.min});
     visit("maximum of a domain", std::uint64_t{limits.max});
@@ -295,6 +308,7 @@ void for_each_field(const PoolHeader& header, Visit&& visit) {
   for (const std::uint32_t blocks : g.model_minimums)
     visit("minimum of a model", std::uint64_t{blocks});
   visit("eviction policy", static_cast<std::uint64_t>(g.eviction_policy));
+  visit("sampling of lives", std::uint64_t{g.life_stride});
   visit("hash algorithm", static_cast<std::uint64_t>(g.hash_algorithm));
   visit("hash secret's digest", secret);
 }

@@ -69,6 +69,9 @@ class PoolMemory {
   JournalRecord* journal() const {
     return reinterpret_cast<JournalRecord*>(at(PoolObject::metadata) + layout_.journal_offset);
   }
+  LifeRecord* lives() const {
+    return reinterpret_cast<LifeRecord*>(at(PoolObject::metadata) + layout_.lives_offset);
+  }
   const PoolLayout::TierLayout& tier_layout(Tier tier) const {
     return layout_.tiers[std::size_t(tier)];
   }

@@ -231,6 +231,7 @@ void BlockManagerState::fill_tables(Round& round, Sequence& sequence, Start& sta
     auto& found = start.found.groups[g];
     const std::size_t first = first_place(group, start.computed);
     const std::vector<BlockId>& source = start.is_own_copy ? table.host : found.host;
+    pool_.touch(found.device);
     table.device = std::move(found.device);
     table.device.resize(end, kNullBlock);
     for (std::size_t i = first; i < end; ++i) {

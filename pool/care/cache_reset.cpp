@@ -2,6 +2,7 @@
 
 #include "base/check.hpp"
 #include "base/kill_point.hpp"
+#include "pool/block_lives.hpp"
 
 namespace kvhive {
 
@@ -18,6 +19,7 @@ CacheReset reset_cache(const PoolMemory& memory) {
   KV_KILL_POINT("cache_reset.before_roots");
   KV_CHECK(done.resets.value < Resets::kMost);
   ++done.resets.value;
+  BlockLives(memory).forget();
   control.resets.store(done.resets.value, std::memory_order_release);
   return done;
 }

@@ -86,7 +86,7 @@ class Explanation {
   }
 
   ExtraKey extra_of(BlockId block) const {
-    return view(block).has_extra() != 0 ? memory_.tokens_of(block).extra_key() : kNoExtraKey;
+    return view(block).has_extra() ? memory_.tokens_of(block).extra_key() : kNoExtraKey;
   }
 
   bool is_hinted(Hash128 name, BlockId block) const {

@@ -80,8 +80,10 @@ std::vector<std::string> Soundness::faults_now(BlockId block) {
     faults.push_back("is of group " + std::to_string(group.value) + ", which does not exist");
     return faults;
   }
-  if (b.has_extra() > 1) faults.push_back("neither has nor lacks an extra key");
-  if (memory_.has_tokens() && b.has_extra() == 1 && is_none(memory_.tokens_of(block).extra_key()))
+  if (const std::uint32_t author = b.author().value; author >= kMaxProcesses)
+    faults.push_back("was written by process slot " + std::to_string(author) +
+                     ", which does not exist");
+  if (memory_.has_tokens() && b.has_extra() && is_none(memory_.tokens_of(block).extra_key()))
     faults.push_back("has an extra key that says nothing");
   if (parent_uid < kRootUid && parent_uid >= uid)
     faults.push_back("has uid " + std::to_string(uid) + ", older than its parent's " +
@@ -178,7 +180,7 @@ bool Soundness::hash_fits(BlockId block, GroupId group, Hash128 parent) {
   const std::size_t count = geometry[geometry.model_of(group)].tokens_per_block;
   const BlockView b = memory_.block(block);
   const TokenRow row = memory_.tokens_of(block);
-  const ExtraKey extra = b.has_extra() != 0 ? row.extra_key() : kNoExtraKey;
+  const ExtraKey extra = b.has_extra() ? row.extra_key() : kNoExtraKey;
   bytes_checked_ += count * sizeof(TokenId);
   return hasher_.child(parent, row.read(count), extra) == b.name();
 }

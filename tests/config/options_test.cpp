@@ -335,6 +335,8 @@ INSTANTIATE_TEST_SUITE_P(
                       BadOption{"scrub", "always", "on_domain_change, never"},
                       BadOption{"eviction-policy", "lfu", "lru, second-chance"},
                       BadOption{"prefix-caching-hash-algo", "sha256_cbor", "xxhash, sha256"},
+                      BadOption{"kv-cache-metrics-sample", "-0.1", "[1e-06, 1]"},
+                      BadOption{"kv-cache-metrics-sample", "1.5", "[1e-06, 1]"},
                       BadOption{"device", "gpu", "auto, cpu, cuda"},
                       BadOption{"gpu-fault", "drop", "drop_unpinned, keep, drop_all"},
                       BadOption{"gpu-memory-sharing", "fd", "auto, vmm, ipc"},

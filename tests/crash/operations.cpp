@@ -489,6 +489,43 @@ std::vector<Operation> with_chances() {
   };
 }
 
+/// Operations that measure how long blocks live. They write the time, so each time other bytes.
+std::vector<Operation> with_lives() {
+  constexpr auto kLives = Stage::With::lives;
+  return {
+      {.name = "lives: match idle blocks, and use them",
+       .prepare = as_it_is,
+       .run =
+           [](Stage& s) {
+             const bool found = match(s, s.idle());
+             s.victim().touch(s.held_blocks());
+             return found;
+           },
+       .is_repeatable = false,
+       .with = kLives},
+      {.name = "lives: allocate, one of them evicted",
+       .prepare =
+           [](Stage& s) {
+             for (int i = 0; i < 3; ++i) {
+               const PrefixHit hit = match_all(s.survivor(), s.idle());
+               s.survivor().touch(hit.blocks);
+               s.survivor().release(hit.blocks);
+             }
+             use_up(s, 1);
+           },
+       .run = [](Stage& s) { return allocate(s, 2); },
+       .evicts = 1,
+       .is_repeatable = false,
+       .with = kLives},
+      {.name = "lives: reset the cache",
+       .prepare = as_it_is,
+       .run = [](Stage& s) { return reset_cache(s.memory()).resets.value == 1; },
+       .may_lose_hints = true,
+       .is_repeatable = false,
+       .with = kLives},
+  };
+}
+
 /// Operations on blocks that are found without those before them.
 std::vector<Operation> in_groups() {
   constexpr auto kGroups = Stage::With::groups;
@@ -927,7 +964,8 @@ const std::vector<Operation>& operations() {
                "allocate: evicts, ring gone round", "allocate: evicts blocks of another domain",
                "allocate: refused", "demote: free host blocks", "publish",
                "release: several, both tiers, some unpublished", "reap", "reap: a lost device"});
-    for (const auto& group : {limited(), in_lanes, in_groups(), in_models(), with_chances()})
+    for (const auto& group :
+         {limited(), in_lanes, in_groups(), in_models(), with_chances(), with_lives()})
       list.insert(list.end(), group.begin(), group.end());
     return list;
   }();

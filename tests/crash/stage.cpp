@@ -50,6 +50,7 @@ PoolGeometry geometry(Stage::With with) {
     geometry.models[1].groups.first = Stage::kOfSecond.value;
   }
   if (with == Stage::With::chances) geometry.eviction_policy = EvictionPolicy::second_chance;
+  if (with == Stage::With::lives) geometry.life_stride = 1;
   if (with != Stage::With::lanes) return geometry;
   geometry.limits[Stage::kSure.value].min = 2;
   geometry.limits[Stage::kLimited.value].max = 4;

@@ -36,7 +36,8 @@ class Stage {
   static constexpr GroupId kOfSecond{1};
   static constexpr ModelId kSecond{1};
   /// With chances, blocks that were hit are spared once when they are to be evicted.
-  enum class With : std::uint8_t { nothing, lanes, groups, models, chances };
+  /// With lives, those of all blocks are measured.
+  enum class With : std::uint8_t { nothing, lanes, groups, models, chances, lives };
 
   explicit Stage(With with = With::nothing);
   Stage(const Stage&) = delete;

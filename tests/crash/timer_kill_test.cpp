@@ -143,6 +143,7 @@ TEST_F(PoolCrash, NothingIsLostWhenWorkersAreKilledAtRandomMoments) {
   geometry.models[0].groups.group[1] = {CacheKind::sliding_window, 6};
   geometry.limits[0].min = 4;  // so that blocks are counted
   geometry.eviction_policy = EvictionPolicy::second_chance;
+  geometry.life_stride = 2;
   const PoolMemory memory = private_pool(geometry);
   for (std::uint32_t i = 0; i < kWorkers; ++i) start(memory, i, load);
 

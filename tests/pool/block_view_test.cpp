@@ -16,7 +16,7 @@ struct OneBlock {
   BlockView view() const { return memory.block(BlockId{1}); }
   void publish(std::uint64_t serial) const {
     view().set_word(view().word().taken_by(kHolder));
-    view().write({.name = {serial, serial}, .uid = serial, .serial = serial}, false);
+    view().write({.name = {serial, serial}, .uid = serial, .serial = serial}, false, ProcessSlot{});
     view().set_word(view().word().published_by(kHolder).unpinned_by(kHolder));
   }
   void come_round_to(BlockWord word) const { view().set_word(word); }

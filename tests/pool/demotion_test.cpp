@@ -23,10 +23,10 @@ constexpr DomainId kTheirs{1}, kOurs{2};
 std::vector<std::uint64_t> identity(const PoolMemory& memory, BlockId block) {
   const BlockDescriptor& d = memory.descriptors()[block.value];
   std::vector<std::uint64_t> all{d.hash_low, d.hash_high, d.uid,   d.parent_uid, d.serial,
-                                 d.depth,    d.domain,    d.group, d.has_extra};
+                                 d.depth,    d.domain,    d.group, d.traits & 1u};
   for (std::size_t w = 0; w < memory.layout().row_words; ++w)
     all.push_back(memory.token_row(block)[w]);
-  if (d.has_extra != 0)
+  if ((d.traits & 1u) != 0)
     for (const int half : {0, 1}) all.push_back(memory.extra_key(block)[half]);
   return all;
 }

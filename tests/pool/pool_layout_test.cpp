@@ -10,8 +10,10 @@ namespace kvhive::testing {
 namespace {
 
 TEST(PoolLayout, TablesFollowEachOtherWithoutOverlap) {
+  PoolGeometry with_lives = small_geometry(4160, 64, 1);
+  with_lives.life_stride = 100;
   for (const auto& geometry : {small_geometry(2), small_geometry(11, 3), small_geometry(100'000, 7),
-                               small_geometry(64, 4097, 16), small_geometry(4160, 64, 1)}) {
+                               small_geometry(64, 4097, 16), with_lives}) {
     const PoolLayout layout(geometry);
     std::size_t end = std::size_t{geometry.total_blocks()} * sizeof(BlockDescriptor);
     const auto next = [&end](std::size_t offset, std::size_t bytes) {
@@ -30,6 +32,9 @@ TEST(PoolLayout, TablesFollowEachOtherWithoutOverlap) {
       EXPECT_TRUE(std::has_single_bit(tier.ring_slots));
     }
     next(layout.journal_offset, layout.journal_slots * sizeof(JournalRecord));
+    const std::size_t stride = geometry.life_stride;
+    next(layout.lives_offset,
+         stride == 0 ? 0 : (geometry.device_blocks + stride - 1) / stride * sizeof(LifeRecord));
     EXPECT_TRUE(std::has_single_bit(layout.journal_slots));
     EXPECT_LE(layout.journal_slots, kMostJournalRecords);
     EXPECT_GE(layout.metadata_bytes, end);
@@ -44,6 +49,27 @@ TEST(PoolLayout, HostBlocksFollowDeviceBlocks) {
   EXPECT_EQ(layout.tiers[0].blocks, 11u);
   EXPECT_EQ(layout.tiers[1].first_block, 11u);
   EXPECT_EQ(layout.tiers[1].blocks, 3u);
+}
+
+/// Or a damaged copy of the header goes unnoticed until the header itself is damaged, and cannot
+/// mend it then.
+TEST(PoolLayout, EveryBitOfAGeometryIsInTheHeadersChecksum) {
+  PoolHeader header{};
+  header.geometry = small_geometry(11, 3);
+  const PoolGeometry sound = header.geometry;
+  const std::uint64_t checksum = checksum_of(header);
+  auto* bytes = reinterpret_cast<unsigned char*>(&header.geometry);
+  std::size_t noticed = 0;
+  for (std::size_t bit = 0; bit < sizeof header.geometry * 8; ++bit) {
+    bytes[bit / 8] = static_cast<unsigned char>(bytes[bit / 8] ^ 1u << bit % 8);
+    const bool matters = !(header.geometry == sound);
+    if (matters) {
+      EXPECT_NE(checksum_of(header), checksum) << "byte " << bit / 8 << ", bit " << bit % 8;
+    }
+    noticed += matters;
+    bytes[bit / 8] = static_cast<unsigned char>(bytes[bit / 8] ^ 1u << bit % 8);
+  }
+  EXPECT_GT(noticed, sizeof header.geometry * 4) << "the rest is padding";
 }
 
 TEST(PoolLayout, OddBlockSizesPadTheTokenRow) {

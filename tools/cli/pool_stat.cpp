@@ -2,6 +2,7 @@
 // since kvhived started, by all engines there ever were.
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <map>
 #include <memory>
@@ -70,6 +71,12 @@ Json models_to_json(const Inspector& inspector, const PoolReport& report) {
   return all;
 }
 
+std::string in_seconds(std::uint64_t nanoseconds) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.3g s", static_cast<double>(nanoseconds) / 1e9);
+  return text.data();
+}
+
 /// What is not as in every pool.
 std::string special_policy(const PoolGeometry& geometry) {
   std::string special;
@@ -77,6 +84,8 @@ std::string special_policy(const PoolGeometry& geometry) {
     special += ", eviction policy " + std::string(to_string(geometry.eviction_policy));
   if (geometry.hash_algorithm != HashAlgorithm::xxhash)
     special += ", names by " + std::string(to_string(geometry.hash_algorithm));
+  if (geometry.life_stride != 0)
+    special += ", lives of one block in " + std::to_string(geometry.life_stride) + " measured";
   return special;
 }
 
@@ -111,6 +120,7 @@ Json to_json(const Inspector& inspector, const PoolReport& report, const ByDomai
       {"computed", computed_with(report.geometry)},
       {"eviction_policy", to_string(report.geometry.eviction_policy)},
       {"hash_algorithm", to_string(report.geometry.hash_algorithm)},
+      {"life_stride", report.geometry.life_stride},
       {"models", models_to_json(inspector, report)},
       {"tiers", {{"device", to_json(report.tiers[0])}, {"host", to_json(report.tiers[1])}}},
       {"index", {{"buckets", marks.buckets}, {"overflowed", marks.marked}}},
@@ -163,6 +173,34 @@ std::string counter_table(const CounterValues& totals) {
   return table.text();
 }
 
+/// The least edge that no more than the rest of this share of the values exceeds, in seconds.
+std::string seconds_below(const HistogramInfo& info, const HistogramValue& value, double share) {
+  std::uint64_t seen = 0;
+  for (std::size_t i = 0; i < info.edges.size(); ++i) {
+    seen += value.buckets[i];
+    if (static_cast<double>(seen) >= share * static_cast<double>(value.count()))
+      return "<= " + in_seconds(info.edges[i]);
+  }
+  return "> " + in_seconds(info.edges.back());
+}
+
+/// How long the blocks of the sample kept their contents, and how long these were idle.
+std::string lives_table(const HistogramValues& observed) {
+  Table table({"sampled blocks", "count", "mean", "half", "90 %", "99 %"});
+  const auto add = [&](const char* what, HistogramName name) {
+    const HistogramInfo& info = kHistograms[name.place()];
+    const HistogramValue value = observed[name];
+    if (value.count() == 0) return table.add({what, "0", "-", "-", "-", "-"});
+    table.add({what, with_commas(value.count()), in_seconds(value.sum / value.count()),
+               seconds_below(info, value, 0.5), seconds_below(info, value, 0.9),
+               seconds_below(info, value, 0.99)});
+  };
+  add("from allocation to allocation", "kv_block_lifetime_seconds");
+  add("of these, since the last use", "kv_block_idle_before_evict_seconds");
+  add("between two uses", "kv_block_reuse_gap_seconds");
+  return table.text();
+}
+
 Expected<void> stat(const CommonFlags& flags) {
   auto inspector =
       Inspector::attach(flags.socket_path(), Privilege::metadata_only, WithoutKeeper::read_pool);
@@ -198,6 +236,7 @@ Expected<void> stat(const CommonFlags& flags) {
         report.resets, with_commas(report.tiers[0].forgotten + report.tiers[1].forgotten).c_str());
   std::printf("index: %s of %s buckets have overflowed; lookups there read a second one\n\n",
               with_commas(marks.marked).c_str(), with_commas(marks.buckets).c_str());
+  if (report.geometry.life_stride != 0) std::printf("%s\n", lives_table(report.observed).c_str());
   const CounterValues& totals = report.totals;
   std::printf("since kvhived started, by all engines, dead ones included:\n\n%s\n",
               counter_table(totals).c_str());

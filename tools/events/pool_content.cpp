@@ -97,7 +97,7 @@ void PoolContent::look_at(BlockId block) {
     content.domain = view.domain();
     content.group = view.group();
     const TokenRow row = memory_.tokens_of(block);
-    if (view.has_extra() != 0) content.extra = row.extra_key();
+    if (view.has_extra()) content.extra = row.extra_key();
     const PoolGeometry& geometry = memory_.geometry();
     model = geometry.model_of(content.group);
     if (contents_.count(uid) == 0) content.tokens = row.read(geometry[model].tokens_per_block);

@@ -262,7 +262,7 @@ TEST_F(BitByBit, FsckSeesEveryFlippedBitOfANameDepthAndDomain) {
   flip_all(d.depth, 32, "depth");
   flip_all(d.domain, 16, "domain");
   flip_all(d.group, 8, "group");
-  flip_all(d.has_extra, 8, "has_extra");
+  flip_all(d.traits, 1, "traits");
   flip_all(memory.token_row(BlockId{6})[1], 64, "tokens");
   EXPECT_TRUE(is_clean());
 }
@@ -291,7 +291,7 @@ TEST_F(BitByBit, ACorruptDescriptorIsAMissNeverAWrongHit) {
   };
   for (auto* field : {&d.hash_low, &d.uid, &d.parent_uid, &d.serial, &d.stamp})
     flip_all(*field, 64, "a number");
-  flip_all(d.has_extra, 8, "has_extra");
+  flip_all(d.traits, 8, "traits");
   flip_all(d.domain, 16, "domain");
   flip_all(memory.token_row(BlockId{6})[0], 64, "tokens");
   EXPECT_GT(misses, 64u * 3);

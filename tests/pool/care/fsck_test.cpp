@@ -107,7 +107,7 @@ TEST_F(Fsck, FindsACorruptExtraKey) {
   memory.extra_key(BlockId{16})[1].fetch_xor(4);
   EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 16 does not hash")));
   memory.extra_key(BlockId{16})[1].fetch_xor(4);
-  descriptor(16).has_extra.store(0);
+  descriptor(16).traits.store(0);
   EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 16 does not hash")));
 }
 
@@ -129,11 +129,11 @@ TEST_F(Fsck, FindsACorruptDepthInTheBlockAndItsChild) {
                                         HasSubstr("block 3 is at depth 2, not at 6")));
 }
 
-TEST_F(Fsck, FindsReservedFieldsThatAreNotZero) {
+TEST_F(Fsck, FindsAGroupAndAnAuthorThatDoNotExist) {
   descriptor(2).group.store(1);
-  descriptor(16).has_extra.store(3);
+  descriptor(16).traits.store(31 << 1 | 1);
   EXPECT_THAT(violations(), ElementsAre(HasSubstr("block 2 is of group 1"),
-                                        HasSubstr("block 16 neither has nor lacks")));
+                                        HasSubstr("block 16 was written by process slot 31")));
 }
 
 TEST_F(Fsck, FindsTheMarkOfAHitInAPoolThatMarksNone) {

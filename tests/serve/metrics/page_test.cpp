@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <regex>
 #include <set>
@@ -78,6 +79,17 @@ TEST(MetricsPage, EachEngineHasASeries) {
   EXPECT_EQ(text.sum("kvhive_domain_blocks",
                      {{"domain", "guests"}, {"tier", "device"}, {"state", "held"}}),
             3);
+}
+
+/// What is not measured is not there, rather than a histogram without values.
+TEST(MetricsPage, TheLivesOfBlocksAreThereIfTheyAreMeasured) {
+  MetricsPage page = page_of_two_engines();
+  const std::array families = {"vllm:kv_block_lifetime_seconds",
+                               "vllm:kv_block_idle_before_evict_seconds",
+                               "vllm:kv_block_reuse_gap_seconds"};
+  for (const std::string name : families) EXPECT_FALSE(MetricsText(page.text()).has(name)) << name;
+  page.pool->geometry.life_stride = 100;
+  for (const std::string name : families) EXPECT_TRUE(MetricsText(page.text()).has(name)) << name;
 }
 
 /// Endpoint pickers take the first series of a family, whatever its labels.

@@ -349,6 +349,7 @@ void write_pool(const Tables& tables, const LedgerMemory& memory) {
                      {"limits", limits},
                      {"model_minimums", pool.geometry.model_minimums},
                      {"eviction_policy", pool.geometry.eviction_policy},
+                     {"life_stride", pool.geometry.life_stride},
                      {"hash_algorithm", pool.geometry.hash_algorithm},
                      {"models", models}};
   memory.write_text(LedgerMemory::Text::pool,
@@ -379,6 +380,7 @@ void restore_pool(Tables& tables, const LedgerMemory& memory) {
   geometry.cpu_kernels = tables.options.cpu_kernels;
   geometry.model_minimums = text.at("model_minimums");
   geometry.eviction_policy = text.at("eviction_policy");
+  geometry.life_stride = text.at("life_stride");
   geometry.hash_algorithm = text.at("hash_algorithm");
   for (std::size_t i = 0; i < kLimitedDomains; ++i)
     geometry.limits[i] = {text.at("limits")[i][0], text.at("limits")[i][1]};

@@ -110,6 +110,7 @@ class Writer {
     }
     for (std::size_t i = 0; i < kHistograms.size(); ++i) {
       const HistogramInfo& info = kHistograms[i];
+      if (info.is_of_lives && page_.pool->geometry.life_stride == 0) continue;
       out_.family("vllm:" + std::string(info.name), histogram, info.help);
       for (const Row& row : rows) out_.histogram(row.labels, info, row.observed.at(i));
     }
