@@ -64,8 +64,10 @@ class SingleFlightOfEngines : public ::testing::Test {
   std::vector<RequestId> ids_;
 };
 
+/// In steps of the usual size: who waits does so for a few seconds at most, and a loaded machine
+/// takes as long for many small ones.
 TEST_F(SingleFlightOfEngines, ComputeAPromptThatComesToAllAtOnceOnce) {
-  const Daemon daemon(flags());
+  const Daemon daemon({"--engines", "4", "--kv-cache-memory-bytes", "64M"});
   const PoolMemory pool = daemon.pool();
   connect(daemon);
   for (std::uint32_t engine = 0; engine < kEngines; ++engine) ids_.push_back(submit(engine));
