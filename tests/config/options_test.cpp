@@ -58,6 +58,7 @@ const Sample kWritten[] = {
     {"enforce-eager", "true", "true", "true"},
     {"core-dumps", "true", "true", "true"},
     {"watermark", "0.0625", "0.0625", "0.0625"},
+    {"kv-cache-metrics-sample", "0.25", "0.25", "0.25"},
     {"seed", "18446744073709551615", "123456789012", "18446744073709551615"},
     {"domains", "a=bob,7;b=@9", "{b = \"@9\", a = [\"bob\", 7]}", "a=bob,7;b=@9"},
     {"max-queued-tokens", "5000", "5000", "5000"},

@@ -16,8 +16,9 @@ std::vector<std::string> flags(const std::string& sample) {
 }
 
 std::uint64_t count(const Daemon& daemon, const std::string& histogram) {
+  const Json stat = daemon.stat();
   std::uint64_t count = 0;
-  for (const Json& bucket : daemon.stat()["histograms"][histogram]["buckets"])
+  for (const Json& bucket : stat["histograms"][histogram]["buckets"])
     count += bucket.get<std::uint64_t>();
   return count;
 }
