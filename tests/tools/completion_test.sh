@@ -40,7 +40,7 @@ expect_only() {
 expect_only _kvhived "auto cpu cuda" kvhived --device ""
 expect_only _kvhived "cuda" kvhived --device cu
 expect_only _kvhived "priority" kvhived --scheduling-policy = p
-expect_only _kvhived "--kv-cache-memory-bytes --kv-cache-dtype" kvhived --kv-cache-
+expect_only _kvhived "--kv-cache-memory-bytes --kv-cache-dtype --kv-cache-metrics-sample" kvhived --kv-cache-
 expect_only _kvhived "" kvhived --engines ""
 expect_only _kvhive "generate pool top watch events replay serve layout stop engine reload doctor" kvhive ""
 expect_only _kvhive "pool" kvhive po
