@@ -356,8 +356,8 @@ constexpr OptionField kFields[] = {
          "which is faster, whoever learns the pool's secret could make others miss, never hit"},
     {.name = "kv-cache-metrics-sample",
      .type = kValue<&Options::kv_cache_metrics_sample>,
-     .help = "share of the device tier's blocks of which it is measured how long they keep a "
-             "content and how often it is used, e.g. 0.01",
+     .help = "share of the device tier's blocks to measure, as one in so many: how long each keeps "
+             "its content, and how often it is used, e.g. 0.01",
      .zero = "nothing is measured",
      .range = {1e-6, 1}},
     {.name = "scrub",

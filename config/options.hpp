@@ -148,10 +148,13 @@ struct Options {
     const auto rows = std::uint64_t{max_num_seqs} * (num_speculative_tokens + 1);
     return static_cast<std::uint32_t>(std::min<std::uint64_t>(rows, max_num_batched_tokens));
   }
-  /// PoolGeometry::life_stride: the share as one block in so many.
-  std::uint32_t life_stride() const {
+  /// PoolGeometry::life_stride: the share as one block in so many; of a small pool 8 blocks at
+  /// least.
+  std::uint32_t life_stride(std::uint32_t device_blocks) const {
     const double share = kv_cache_metrics_sample;
-    return share == 0 ? 0 : static_cast<std::uint32_t>(1 / share + 0.5);
+    if (share == 0) return 0;
+    return std::clamp(static_cast<std::uint32_t>(1 / share + 0.5), 1u,
+                      std::max(device_blocks / 8, 1u));
   }
 };
 

@@ -67,8 +67,7 @@ struct PoolGeometry {
   std::array<std::uint32_t, kMostModels> model_minimums{};
   EvictionPolicy eviction_policy{};  ///< of both tiers
   HashAlgorithm hash_algorithm{};    ///< of the blocks' names
-  /// Of each so many blocks of the device tier the lives of one are measured
-  /// (pool/block_lives.hpp). 0 = none is.
+  /// One block in so many of the device tier is measured (pool/block_lives.hpp). 0 = none is.
   std::uint32_t life_stride = 0;
 
   std::uint32_t total_blocks() const { return device_blocks + host_blocks; }

@@ -1,9 +1,9 @@
 #include "pool/block_lives.hpp"
 
 #include <algorithm>
-#include <ctime>
 
 #include "base/kill_point.hpp"
+#include "base/stop_watch.hpp"
 
 namespace kvhive {
 namespace {
@@ -25,15 +25,12 @@ BlockLives::BlockLives(const PoolMemory& memory)
       stride_(memory.geometry().life_stride),
       seed_(memory.control().header.epoch_uuid[0]) {}
 
-std::uint64_t BlockLives::now() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return std::uint64_t(now.tv_sec) * 1'000'000'000 + std::uint64_t(now.tv_nsec);
-}
-
 bool BlockLives::is_measured(BlockId block) const {
   if (stride_ == 0 || block.value >= device_blocks_) return false;
-  return mixed(seed_ + block.value / stride_) % stride_ == block.value % stride_;
+  const std::uint32_t stretch = block.value / stride_;
+  const std::uint32_t first = std::max(stretch * stride_, 1u);  // without the null block
+  const std::uint32_t end = std::min((stretch + 1) * stride_, device_blocks_);
+  return block.value == first + mixed(seed_ + stretch) % std::max(end - first, 1u);
 }
 
 std::optional<BlockLife> BlockLives::renew(BlockId block, std::uint64_t now) const {
@@ -41,17 +38,19 @@ std::optional<BlockLife> BlockLives::renew(BlockId block, std::uint64_t now) con
   // Taken away before it is told, so that it is told at most once.
   const std::uint64_t began = r.began.exchange(0, kRelaxed);
   KV_KILL_POINT("life.ended");
-  std::vector<std::uint64_t> uses;
+  std::array<std::uint64_t, 4> uses{};
+  std::size_t count = 0;
   for (std::atomic<std::uint64_t>& used : r.used)
     if (const std::uint64_t at = used.exchange(0, kRelaxed); at >= began && at <= now && at != 0)
-      uses.push_back(at);
+      uses.at(count++) = at;
   r.uses.store(0, kRelaxed);
   r.began.store(now, kRelaxed);
   KV_KILL_POINT("life.begun");
   if (began == 0 || began > now) return std::nullopt;
-  std::ranges::sort(uses);
-  BlockLife life{now - began, now - (uses.empty() ? began : uses.back()), {}};
-  for (std::size_t i = 1; i < uses.size(); ++i) life.gaps.push_back(uses[i] - uses[i - 1]);
+  std::ranges::sort(uses);  // places without a use are 0, and come first
+  BlockLife life{.length = now - began, .idle = now - std::max(began, uses.back())};
+  for (std::size_t i = uses.size() - count + 1; i < uses.size(); ++i)
+    life.all_gaps.at(life.gap_count++) = uses.at(i) - uses.at(i - 1);
   return life;
 }
 
@@ -60,7 +59,7 @@ void BlockLives::use(std::span<const BlockId> blocks) const {
   std::uint64_t at = 0;
   for (const BlockId block : blocks) {
     if (!is_measured(block)) continue;
-    if (at == 0) at = now();
+    if (at == 0) at = monotonic_ns();
     use(block, at);
   }
 }
@@ -73,8 +72,8 @@ void BlockLives::use(BlockId block, std::uint64_t now) const {
 
 void BlockLives::forget() const {
   if (!are_measured()) return;
-  for (std::uint32_t id = 0; id < device_blocks_; id += stride_)
-    record(BlockId{id}).began.store(0, kRelaxed);
+  for (std::uint32_t first = 0; first < device_blocks_; first += stride_)
+    record(BlockId{first}).began.store(0, kRelaxed);
 }
 
 }  // namespace kvhive

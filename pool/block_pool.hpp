@@ -115,7 +115,7 @@ class BlockPool {
   void cancel(const PrefixHit& hit);
   /// Says that blocks which match() found are used from now on, for the statistics of their lives.
   ///
-  /// \param blocks  of the device tier; null blocks among them are passed over
+  /// \param blocks  of the device tier, or null blocks, which are passed over
   /// \source        vLLM BlockPool.touch
   void touch(std::span<const BlockId> blocks) const { lives_.use(blocks); }
 
@@ -208,7 +208,7 @@ class BlockPool {
   /// The domain whose bytes are in the block.
   DomainId domain_of(BlockId block) const { return view(block).domain(); }
   std::uint32_t references(BlockId block) const { return references_.count(block); }
-  /// Whether this process has published what is in the block, which it holds.
+  /// Whether this process has published what is in the block, which it holds. Of the device tier.
   bool is_own(BlockId block) const {
     const BlockView b = view(block);
     return b.author() == slot_ && b.serial() >= first_serial_;
@@ -300,7 +300,7 @@ class BlockPool {
   bool evict(Demand& demand, Candidate candidate);
   bool keep_if_referenced(BlockId block, BlockWord seen);
   void begin_filling(BlockId block, const Demand& demand);
-  void renew_life(BlockId block);
+  void renew_lives(std::span<const BlockId> taken) const;
   void free_taken(std::span<const BlockId> taken);
   void change_domains(std::span<const BlockId> taken, DomainId domain, std::span<Evicted> evicted);
   bool only_device_can_zero(BlockId block) const;

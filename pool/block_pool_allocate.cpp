@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/kill_point.hpp"
+#include "base/stop_watch.hpp"
 #include "pool/block_pool.hpp"
 #include "pool/scrub.hpp"
 
@@ -41,6 +42,8 @@ Expected<std::vector<BlockId>> BlockPool::allocate(Tier tier, std::size_t count,
   if (evicted != nullptr) contents = std::span(*evicted).subspan(evicted_before);
   change_domains(taken, domain, contents);
   KV_KILL_POINT("allocate.before_statistics");
+  if (lives_.are_measured()) [[unlikely]]
+    renew_lives(taken);
   bump((*counters_)["allocated_blocks"], count);
   KV_KILL_POINT("allocate.done");
   return taken;
@@ -228,17 +231,21 @@ void BlockPool::begin_filling(BlockId block, const Demand& demand) {
   count_used(demand.tier, +1);
   lanes_.taken(block, demand.domain);
   KV_KILL_POINT("take_over.counted");
-  if (lives_.is_measured(block)) [[unlikely]]
-    renew_life(block);
 }
 
-/// Not inlined, so that begin_filling() stays small.
-[[gnu::cold, gnu::noinline]] void BlockPool::renew_life(BlockId block) {
-  const auto life = lives_.renew(block, BlockLives::now());
-  if (!life) return;
-  counters_->observe("kv_block_lifetime_seconds", life->length);
-  counters_->observe("kv_block_idle_before_evict_seconds", life->idle);
-  for (const std::uint64_t gap : life->gaps) counters_->observe("kv_block_reuse_gap_seconds", gap);
+/// Called when the allocation has succeeded: one that fails ends no life.
+void BlockPool::renew_lives(std::span<const BlockId> taken) const {
+  constexpr std::uint64_t kMicrosecond = 1000;
+  const std::uint64_t now = monotonic_ns();
+  for (const BlockId block : taken) {
+    if (!lives_.is_measured(block)) continue;
+    const auto life = lives_.renew(block, now);
+    if (!life) continue;
+    counters_->observe("kv_block_lifetime_seconds", life->length / kMicrosecond);
+    counters_->observe("kv_block_idle_before_evict_seconds", life->idle / kMicrosecond);
+    for (const std::uint64_t gap : life->gaps())
+      counters_->observe("kv_block_reuse_gap_seconds", gap / kMicrosecond);
+  }
 }
 
 void BlockPool::free_taken(std::span<const BlockId> taken) {

@@ -103,6 +103,7 @@ std::uint64_t BlockPool::draw_serials(std::size_t count) {
     first = next.fetch_add(count, std::memory_order_relaxed);
   }
   if (first < kImplausible) last_serial_ = first + count;
+  first_serial_ = std::min(first_serial_, first);  // it was read once, and may have been corrupt
   return first;
 }
 

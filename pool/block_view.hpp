@@ -104,7 +104,8 @@ class BlockView {
   DomainId domain() const { return {d_->domain.load(kRelaxed)}; }
   GroupId group() const { return {d_->group.load(kRelaxed)}; }
   bool has_extra() const { return (d_->traits.load(kRelaxed) & 1) != 0; }
-  /// Whose process has written the content. Not a slot of the pool, if the byte is corrupt.
+  /// The slot of the process that has published the content or, of a demoted block, moved it. Not
+  /// a slot of the pool, if the byte is corrupt.
   ProcessSlot author() const { return {std::uint32_t{d_->traits.load(kRelaxed)} >> 1}; }
 
   /// A uid that content can have. 0 and kAnnounced mean that there is none; others are corrupt.

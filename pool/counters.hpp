@@ -117,7 +117,8 @@ struct CounterValues {
 
 /// What a histogram's values are. Its edges and its sum are integers of this unit.
 enum class HistogramUnit : std::uint8_t {
-  nanoseconds,  ///< shown in seconds
+  nanoseconds,   ///< shown in seconds
+  microseconds,  ///< the same; for sums that would wrap in nanoseconds
   tokens,
   times,
 };
@@ -139,9 +140,11 @@ struct HistogramInfo {
 namespace histogram_edges {
 
 template <std::size_t n>
-consteval std::array<std::uint64_t, n> of_seconds(const double (&seconds)[n]) {
+consteval std::array<std::uint64_t, n> of_seconds(const double (&seconds)[n],
+                                                  double per_second = 1e9) {
   std::array<std::uint64_t, n> edges{};
-  for (std::size_t i = 0; i < n; ++i) edges[i] = static_cast<std::uint64_t>(seconds[i] * 1e9 + 0.5);
+  for (std::size_t i = 0; i < n; ++i)
+    edges[i] = static_cast<std::uint64_t>(seconds[i] * per_second + 0.5);
   return edges;
 }
 
@@ -161,7 +164,8 @@ inline constexpr auto kRequestTokens =
 inline constexpr auto kPreemptions = std::to_array<std::uint64_t>({1, 2, 3, 4, 5, 10, 20});
 inline constexpr auto kBlockLife =
     of_seconds({.001, .002, .005, .01, .02, .05, .1,  .2,  .5,   1,   2,
-                5,    10,   20,   30,  60,  120, 300, 600, 1200, 1800});
+                5,    10,   20,   30,  60,  120, 300, 600, 1200, 1800},
+               1e6);
 inline constexpr auto kStepTokens =
     std::to_array<std::uint64_t>({1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384});
 
@@ -200,15 +204,16 @@ inline constexpr auto kHistograms = std::to_array<HistogramInfo>({
      histogram_edges::kPreemptions},
     {"iteration_tokens_total", HistogramUnit::tokens,
      "tokens that a step computed, of prompts and of answers", histogram_edges::kStepTokens},
-    {"kv_block_lifetime_seconds", HistogramUnit::nanoseconds,
+    {"kv_block_lifetime_seconds", HistogramUnit::microseconds,
      "from one allocation of a sampled block of the device tier to the next",
      histogram_edges::kBlockLife, true},
-    {"kv_block_idle_before_evict_seconds", HistogramUnit::nanoseconds,
-     "of these, from the last use of its content to the next allocation; the whole time if there "
-     "was none",
+    {"kv_block_idle_before_evict_seconds", HistogramUnit::microseconds,
+     "from the last use of a sampled block's content to the next allocation; from the one before "
+     "if "
+     "there was none",
      histogram_edges::kBlockLife, true},
-    {"kv_block_reuse_gap_seconds", HistogramUnit::nanoseconds,
-     "of these, between two of the last four uses of its content", histogram_edges::kBlockLife,
+    {"kv_block_reuse_gap_seconds", HistogramUnit::microseconds,
+     "between two of the last four uses of a sampled block's content", histogram_edges::kBlockLife,
      true},
 });
 

@@ -56,7 +56,7 @@ struct alignas(64) BlockDescriptor {
   std::atomic<std::uint16_t> domain;
   std::atomic<std::uint8_t> group;  ///< a GroupId (config/cache_groups.hpp)
   /// Bit 0: it has an extra key, which is in the tokens object. The other bits: the slot of the
-  /// process that wrote all this, for statistics.
+  /// process that wrote all this; they are for statistics only.
   std::atomic<std::uint8_t> traits;
 };
 static_assert(sizeof(BlockDescriptor) == 64 && std::is_standard_layout_v<BlockDescriptor>);

@@ -80,9 +80,6 @@ std::vector<std::string> Soundness::faults_now(BlockId block) {
     faults.push_back("is of group " + std::to_string(group.value) + ", which does not exist");
     return faults;
   }
-  if (const std::uint32_t author = b.author().value; author >= kMaxProcesses)
-    faults.push_back("was written by process slot " + std::to_string(author) +
-                     ", which does not exist");
   if (memory_.has_tokens() && b.has_extra() && is_none(memory_.tokens_of(block).extra_key()))
     faults.push_back("has an extra key that says nothing");
   if (parent_uid < kRootUid && parent_uid >= uid)

@@ -39,6 +39,7 @@ class BlockManagerStateTest : public ::testing::Test {
   void make_pool(std::uint32_t device_capacity, std::uint32_t host_blocks = 0) {
     PoolGeometry geometry = small_geometry(device_capacity + 1, host_blocks, kSize);
     geometry.limits = limits_;
+    geometry.life_stride = 1;
     memory_.emplace(private_pool(geometry));
     for (const std::uint32_t slot : {0u, 1u}) occupy(*memory_, ProcessSlot{slot}, slot + 1);
     pool_.emplace(*memory_, ProcessSlot{0});
@@ -1431,6 +1432,23 @@ TEST_F(BlockManagerStateTest, ALookupIsCountedOnceHoweverOftenAdmissionIsTried) 
   plan({.waiting = {2}, .ended = {1}});
   EXPECT_EQ(counters["queried_blocks"].load(), 2u + 2u);
   EXPECT_EQ(counters["prompt_tokens"].load(), 12u + 12u);
+}
+
+TEST_F(BlockManagerStateTest, WhatIsFoundIsUsedOnceTheRequestIsAdmitted) {
+  make_pool(4);
+  const auto uses = [&] {
+    std::uint64_t all = 0;
+    for (std::uint32_t id = 0; id <= 4; ++id) all += memory_->lives()[id].uses.load();
+    return all;
+  };
+  peer_->release(compute_by_peer(counting(10, 8)));
+  add(1, counting(50, 8));
+  plan({.waiting = {1}});
+  add(2, joined(counting(10, 8), counting(90, 4)));
+  for (int i = 0; i < 5; ++i) plan({.running = {1}, .waiting = {2}});  // no room
+  EXPECT_EQ(uses(), 0u);
+  plan({.waiting = {2}, .ended = {1}});
+  EXPECT_EQ(uses(), 2u);
 }
 
 TEST_F(BlockManagerStateTest, APreemptedRequestIsNotCountedAgain) {

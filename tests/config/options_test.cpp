@@ -109,6 +109,17 @@ TEST(Options, AFlagSetsItsFieldAndNoOther) {
   }
 }
 
+TEST(Options, TheShareOfMeasuredBlocksIsOneInSoMany) {
+  Options options;
+  EXPECT_EQ(options.life_stride(1000), 0u);
+  for (const auto& [share, stride] :
+       {std::pair{1.0, 1u}, {0.5, 2u}, {0.01, 100u}, {0.001, 125u}, {1e-6, 125u}}) {
+    options.kv_cache_metrics_sample = share;
+    EXPECT_EQ(options.life_stride(1000), stride) << share;
+    EXPECT_EQ(options.life_stride(3), 1u) << "a small pool";
+  }
+}
+
 TEST(Options, EveryChoiceIsFormattedAsItIsParsed) {
   for (const OptionField& field : option_fields()) {
     if (field.type.kind != ValueKind::choice) continue;

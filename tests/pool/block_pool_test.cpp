@@ -52,28 +52,6 @@ std::vector<TokenId> repeated(TokenId token, std::size_t count) {
 
 // -- vLLM's traces
 
-TEST(BlockPool, OwnIsWhatThisProcessHasPublishedNotWhatAnEarlierOneOfItsSlotHas) {
-  const PoolMemory memory = private_pool(small_geometry(9));
-  const auto [before, now, theirs] = [&] {
-    BlockPool earlier(memory, ProcessSlot{0}), other(memory, ProcessSlot{1});
-    const std::array all{Prompt(earlier, counting(0, 8)), Prompt(earlier, counting(100, 8)),
-                         Prompt(earlier, counting(200, 8))};
-    leave_idle(earlier, all[0]);
-    return all;
-  }();
-  BlockPool pool(memory, ProcessSlot{0}), other(memory, ProcessSlot{1});
-  leave_idle(pool, now);
-  leave_idle(other, theirs);
-  const auto is_own = [&](const Prompt& prompt) {
-    const PrefixHit hit = match_all(pool, prompt);
-    EXPECT_EQ(hit.blocks.size(), 2u);
-    return pool.is_own(hit.blocks.at(1));
-  };
-  EXPECT_FALSE(is_own(before));
-  EXPECT_TRUE(is_own(now));
-  EXPECT_FALSE(is_own(theirs));
-}
-
 TEST(BlockPool, EvictsLeastRecentlyReleasedAndTailsFirst) {  // test_evict
   VllmBench b;
   const Request first = admit(b.pool, Prompt(b.pool, counting(0, 5 * 16 + 7))).value();
@@ -804,6 +782,28 @@ TEST(BlockPoolDeathTest, SlotBeyondTheMaskAborts) {
   if (kUnderThreadSanitizer) GTEST_SKIP();
   Bench b(small_geometry(8));
   EXPECT_DEATH(BlockPool(b.memory, ProcessSlot{kMaxProcesses}), "check failed");
+}
+
+TEST(BlockPool, OwnIsWhatThisProcessHasPublishedNotWhatAnEarlierOneOfItsSlotHas) {
+  const PoolMemory memory = private_pool(small_geometry(9));
+  const auto [before, now, theirs] = [&] {
+    BlockPool earlier(memory, ProcessSlot{0});
+    const std::array all{Prompt(earlier, counting(0, 8)), Prompt(earlier, counting(100, 8)),
+                         Prompt(earlier, counting(200, 8))};
+    leave_idle(earlier, all[0]);
+    return all;
+  }();
+  BlockPool pool(memory, ProcessSlot{0}), other(memory, ProcessSlot{1});
+  leave_idle(pool, now);
+  leave_idle(other, theirs);
+  const auto is_own = [&](const Prompt& prompt) {
+    const PrefixHit hit = match_all(pool, prompt);
+    EXPECT_EQ(hit.blocks.size(), 2u);
+    return pool.is_own(hit.blocks.at(1));
+  };
+  EXPECT_FALSE(is_own(before));
+  EXPECT_TRUE(is_own(now));
+  EXPECT_FALSE(is_own(theirs));
 }
 
 }  // namespace

@@ -64,8 +64,8 @@ class SingleFlightOfEngines : public ::testing::Test {
   std::vector<RequestId> ids_;
 };
 
-/// In steps of the usual size: who waits does so for a few seconds at most, and a loaded machine
-/// takes as long for many small ones.
+/// In steps of the usual size: a request waits a few seconds at most, and a loaded machine takes as
+/// long for many small steps.
 TEST_F(SingleFlightOfEngines, ComputeAPromptThatComesToAllAtOnceOnce) {
   const Daemon daemon({"--engines", "4", "--kv-cache-memory-bytes", "64M"});
   const PoolMemory pool = daemon.pool();

@@ -11,12 +11,27 @@ void add_counters(nlohmann::json& json, const CounterValues& counted) {
     json[std::string(kCounters[i].name)] = counted.values[i];
 }
 
+namespace {
+
+const char* short_name(HistogramUnit unit) {
+  switch (unit) {
+    case HistogramUnit::nanoseconds: return "ns";
+    case HistogramUnit::microseconds: return "us";
+    case HistogramUnit::tokens: return "tokens";
+    case HistogramUnit::times: return "times";
+  }
+  return "";
+}
+
+}  // namespace
+
 void add_histograms(nlohmann::json& json, const HistogramValues& observed) {
   nlohmann::json& all = json["histograms"] = nlohmann::json::object();
   for (std::size_t i = 0; i < kHistograms.size(); ++i) {
     const HistogramInfo& info = kHistograms[i];
     const HistogramValue value = observed.at(i);
     all[std::string(info.name)] = {
+        {"unit", short_name(info.unit)},
         {"edges", std::vector(info.edges.begin(), info.edges.end())},
         {"buckets", std::vector(value.buckets.begin(), value.buckets.end())},
         {"sum", value.sum}};

@@ -22,7 +22,7 @@ void add_pool_ask(CLI::App& pool, int& exit_code);
 /// Adds each counter to a JSON object, by its name.
 void add_counters(nlohmann::json& json, const CounterValues& counted);
 /// Adds "histograms": by name, the buckets' edges, how many values each bucket has (one more than
-/// edges), and the sum of all values. Times are in nanoseconds.
+/// edges), and the sum of all values; and the unit of edges and sum: ns, us, tokens or times.
 void add_histograms(nlohmann::json& json, const HistogramValues& observed);
 
 void print(const nlohmann::json& json);

@@ -71,9 +71,10 @@ Json models_to_json(const Inspector& inspector, const PoolReport& report) {
   return all;
 }
 
-std::string in_seconds(std::uint64_t nanoseconds) {
+std::string in_seconds(std::uint64_t microseconds) {
+  const double seconds = static_cast<double>(microseconds) / 1e6;
   std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.3g s", static_cast<double>(nanoseconds) / 1e9);
+  std::snprintf(text.data(), text.size(), seconds < 100 ? "%.3g s" : "%.0f s", seconds);
   return text.data();
 }
 
@@ -173,7 +174,7 @@ std::string counter_table(const CounterValues& totals) {
   return table.text();
 }
 
-/// The least edge that no more than the rest of this share of the values exceeds, in seconds.
+/// The smallest edge that at least this share of the values does not exceed.
 std::string seconds_below(const HistogramInfo& info, const HistogramValue& value, double share) {
   std::uint64_t seen = 0;
   for (std::size_t i = 0; i < info.edges.size(); ++i) {
@@ -186,7 +187,7 @@ std::string seconds_below(const HistogramInfo& info, const HistogramValue& value
 
 /// How long the blocks of the sample kept their contents, and how long these were idle.
 std::string lives_table(const HistogramValues& observed) {
-  Table table({"sampled blocks", "count", "mean", "half", "90 %", "99 %"});
+  Table table({"sampled blocks", "count", "mean", "50 %", "90 %", "99 %"});
   const auto add = [&](const char* what, HistogramName name) {
     const HistogramInfo& info = kHistograms[name.place()];
     const HistogramValue value = observed[name];
@@ -196,7 +197,7 @@ std::string lives_table(const HistogramValues& observed) {
                seconds_below(info, value, 0.99)});
   };
   add("from allocation to allocation", "kv_block_lifetime_seconds");
-  add("of these, since the last use", "kv_block_idle_before_evict_seconds");
+  add("from the last use to allocation", "kv_block_idle_before_evict_seconds");
   add("between two uses", "kv_block_reuse_gap_seconds");
   return table.text();
 }

@@ -171,7 +171,7 @@ Expected<void> shape(MadePool& pool, ResolvedOptions& options, const Domains& do
   geometry.cpu_kernels = options.cpu_kernels;
   geometry.limits = *limits;
   geometry.eviction_policy = options.asked.eviction_policy;
-  geometry.life_stride = options.asked.life_stride();
+  geometry.life_stride = options.asked.life_stride(geometry.device_blocks);
   geometry.hash_algorithm = options.asked.prefix_caching_hash_algo;
   geometry.model_count = static_cast<std::uint32_t>(pool.models.size());
   std::uint32_t groups = 0;

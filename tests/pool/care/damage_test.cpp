@@ -262,7 +262,7 @@ TEST_F(BitByBit, FsckSeesEveryFlippedBitOfANameDepthAndDomain) {
   flip_all(d.depth, 32, "depth");
   flip_all(d.domain, 16, "domain");
   flip_all(d.group, 8, "group");
-  flip_all(d.traits, 1, "traits");
+  flip_all(d.traits, 1, "traits");  // its other bits are statistics
   flip_all(memory.token_row(BlockId{6})[1], 64, "tokens");
   EXPECT_TRUE(is_clean());
 }

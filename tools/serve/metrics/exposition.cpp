@@ -27,18 +27,27 @@ void append_escaped(std::string& to, std::string_view text, Quotes quotes) {
   }
 }
 
+/// How many of the unit are one of what is shown.
+std::uint64_t per_second(HistogramUnit unit) {
+  switch (unit) {
+    case HistogramUnit::nanoseconds: return 1'000'000'000;
+    case HistogramUnit::microseconds: return 1'000'000;
+    default: return 1;
+  }
+}
+
 /// As Python's client writes numbers in `le`, so that labels are equal to vLLM's: "0.001", "1.0".
 std::string edge_text(const HistogramInfo& info, std::uint64_t edge) {
-  const double value = info.unit == HistogramUnit::nanoseconds ? static_cast<double>(edge) / 1e9
-                                                               : static_cast<double>(edge);
+  const double value = static_cast<double>(edge) / static_cast<double>(per_second(info.unit));
   const std::string text = fmt::format("{}", value);
   return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
 }
 
 /// A double would be exact for 104 days of nanoseconds only.
 std::string sum_text(const HistogramInfo& info, std::uint64_t sum) {
-  if (info.unit != HistogramUnit::nanoseconds) return std::to_string(sum);
-  return fmt::format("{}.{:09}", sum / 1'000'000'000, sum % 1'000'000'000);
+  const std::uint64_t unit = per_second(info.unit);
+  if (unit == 1) return std::to_string(sum);
+  return fmt::format("{}.{:0{}}", sum / unit, sum % unit, unit == 1'000'000 ? 6 : 9);
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ class Exposition {
   void family(std::string_view name, MetricType type, std::string_view help);
   void sample(const MetricLabels& labels, std::uint64_t value);
   void sample(const MetricLabels& labels, double value);
-  /// Cumulative buckets, the sum and the count; in seconds, if the histogram is of nanoseconds.
+  /// Cumulative buckets, the sum and the count; in seconds, if the histogram is of times.
   void histogram(const MetricLabels& labels, const HistogramInfo& info,
                  const HistogramValue& value);
 
