@@ -296,7 +296,8 @@ constexpr OptionField kFields[] = {
      .type = kValue<&Options::single_flight>,
      .help =
          "a request waits for blocks of its prompt that another one is computing, on any engine, "
-         "instead of computing them too; at most twice as long as computing them would take"},
+         "instead of computing them too; at most twice as long as computing them takes, as "
+         "measured"},
     {.name = "async-scheduling",
      .type = kValue<&Options::async_scheduling>,
      .help =

@@ -79,8 +79,8 @@ void add_replay(CLI::App& app, int& exit_code) {
   auto flags = std::make_shared<ReplayFlags>();
   CLI::App* command = app.add_subcommand(
       "replay",
-      "drive a pool with recorded traffic; with the policy lru every decision is "
-      "vLLM's");
+      "drive a pool with recorded traffic; with the policy lru and one process every "
+      "decision is vLLM's");
   flags->common.add_format_to(*command);
   command->add_option("trace", flags->trace, "JSON lines, plain or gzip, with hash_ids or id_runs")
       ->required()
@@ -110,7 +110,8 @@ void add_replay(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(1u, 1024u));
   command
       ->add_option("--processes", flags->options.processes,
-                   "so many processes over one pool, which take the requests in turn")
+                   "so many processes over one pool, each with its share of the requests, in "
+                   "parallel: what is found depends on who is faster")
       ->check(CLI::Range(1u, kMaxProcesses));
   command->add_option("--limit", flags->limit, "read at most so many requests; 0 = all");
   command->callback([flags, &exit_code] {
