@@ -208,9 +208,7 @@ inline constexpr auto kHistograms = std::to_array<HistogramInfo>({
      "from one allocation of a sampled block of the device tier to the next",
      histogram_edges::kBlockLife, true},
     {"kv_block_idle_before_evict_seconds", HistogramUnit::microseconds,
-     "from the last use of a sampled block's content to the next allocation; from the one before "
-     "if "
-     "there was none",
+     "from the last use of a sampled block's content, or from its allocation, to the next one",
      histogram_edges::kBlockLife, true},
     {"kv_block_reuse_gap_seconds", HistogramUnit::microseconds,
      "between two of the last four uses of a sampled block's content", histogram_edges::kBlockLife,

@@ -44,6 +44,16 @@ def read_tables(words):
     return [m for m in mutants if not words or any(word in m["name"] for word in words)]
 
 
+def that_run_here(mutants):
+    """Those whose instructions this machine's CPU has; says which are left out."""
+    flags = set(re.search(r"^flags\s*:(.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)[1].split())
+    for mutant in mutants:
+        if (needed := mutant.get("needs")) and needed not in flags:
+            print(f"NOT RUN   {mutant['name']}: this CPU has no {needed}", flush=True)
+        else:
+            yield mutant
+
+
 def sample(mutants):
     """Some of the mutants, if the environment wants only some."""
     size = int(os.environ.get("KVHIVE_MUTANTS_SAMPLE") or len(mutants))
@@ -103,7 +113,7 @@ def affected_objects(build, mutant):
         if only := mutant.get("compile"):
             if any(source.endswith(name) for name in only):
                 yield made
-        elif not made.startswith("tests/") or any(
+        elif ROOT / "tests" not in (build.folder / source).resolve().parents or any(
                 re.search(rf"\b{suite}\b", pathlib.Path(source).read_text()) for suite in suites_of(mutant["filter"])):
             yield made
 
@@ -231,7 +241,7 @@ def main():
         raise SystemExit(0 if check_tables(read_tables([])) else 1)
     mutants = read_tables(sys.argv[2:])
     tables_fit = check_tables(mutants)
-    mutants = sample(mutants)
+    mutants = sample(list(that_run_here(mutants)))
     build = Build(sys.argv[1])
     for mutant in mutants:
         for name in programs_of(mutant):
