@@ -5,7 +5,8 @@
 //
 // The tier is cut into stretches of `life_stride` blocks, the last of which may be shorter. In each
 // one block is measured, drawn by a hash of pool and stretch; the null block never. So every
-// process knows which they are, and no length of prompts is measured at the same place always.
+// process knows which they are, and a stretch as long as a prompt does not measure the same place
+// of each prompt.
 //
 // No decision depends on the records. A process that is killed on the way loses a life, or a use of
 // it, from the statistics.

@@ -1,6 +1,6 @@
 // Whole daemons whose pool spares blocks that were hit (--eviction-policy second-chance).
 
-#include "tests/tools/daemon.hpp"
+#include "tests/tools/engine_death.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -53,12 +53,7 @@ TEST_F(EvictionPolicies, WhatWasHitOutlastsWhatWasNot) {
 TEST_F(EvictionPolicies, ThePolicyOutlivesKeeperAndEngines) {
   const Daemon daemon(flags("second-chance"));
   daemon.kill_keeper();
-  const pid_t engine = daemon.status()["engines"][0]["pid"];
-  signal_process(engine, SIGKILL);
-  ASSERT_TRUE(eventually([&] {
-    const Json now = daemon.status()["engines"][0];
-    return now["state"] == "serving" && now["pid"] != engine;
-  }));
+  ASSERT_TRUE(kill_and_await_next(daemon, 0));
   EXPECT_GT(asked_again_under_pressure(daemon).cached, 0u);
   EXPECT_EQ(daemon.stat()["eviction_policy"], "second-chance");
 }

@@ -2,7 +2,7 @@
 
 #include <gmock/gmock.h>
 
-#include "tests/tools/daemon.hpp"
+#include "tests/tools/engine_death.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -18,12 +18,7 @@ TEST(HashAlgorithms, EnginesShareByAnyAndTheOneThatWasChosenOutlivesThem) {
     EXPECT_EQ(first.cached_tokens, 0u);
     if (tokens.empty()) tokens = ids(first);
     daemon.kill_keeper();
-    const pid_t engine = daemon.status()["engines"][1]["pid"];
-    signal_process(engine, SIGKILL);
-    ASSERT_TRUE(eventually([&] {
-      const Json now = daemon.status()["engines"][1];
-      return now["state"] == "serving" && now["pid"] != engine;
-    }));
+    ASSERT_TRUE(kill_and_await_next(daemon, 1));
     const Progress second = *daemon.connect(1).generate(request_of(passage(0, 900), 8));
     EXPECT_EQ(second.cached_tokens, (second.prompt_tokens - 1) / 16 * 16) << algorithm;
     EXPECT_EQ(ids(second), tokens);

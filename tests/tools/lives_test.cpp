@@ -1,6 +1,6 @@
 // Whole daemons that measure how long blocks live (--kv-cache-metrics-sample).
 
-#include "tests/tools/daemon.hpp"
+#include "tests/tools/engine_death.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -51,12 +51,7 @@ TEST(LivesOfBlocks, GoOnWhereEnginesAndKeeperDie) {
     EXPECT_TRUE(client.generate(request_number(0)));
   }
   daemon.kill_keeper();
-  const pid_t engine = daemon.status()["engines"][0]["pid"];
-  signal_process(engine, SIGKILL);
-  ASSERT_TRUE(eventually([&] {
-    const Json now = daemon.status()["engines"][0];
-    return now["state"] == "serving" && now["pid"] != engine;
-  }));
+  ASSERT_TRUE(kill_and_await_next(daemon, 0));
   Client client = daemon.connect(0);
   for (std::size_t i = 1; i <= 5; ++i) EXPECT_TRUE(client.generate(request_number(i)));
   EXPECT_EQ(count(daemon, "kv_block_lifetime_seconds"),
