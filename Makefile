@@ -14,6 +14,7 @@
 #   make page-test  the page of kvhive serve in a headless Chromium; pictures go to build/page/
 #   make beside-vllm  decisions of vLLM's own scheduler and KV-cache manager beside ours, for REQUESTS=3000, what its sampler makes of logits, and its beam search (from PyPI: 7 GB; RECORD=1: as data)
 #   make beside-transformers  the logits of every model family beside transformers', and tensors that torch saves (both from PyPI: 5 GB; RECORD=1: as data)
+#   make random    STEPS=1000000 random steps of pool and block manager, in each mix, against models of them: half an hour
 #   make chaos     random SIGKILLs for MINUTES=10, from SEED=any
 #   make matrices  every case of the kernels' matrices, also where an emulated GPU is slow
 #   make mutants   seeded mistakes, each built and caught by a test; MUTANTS="words" for some of them, SAMPLE=24 for as many, from SEED=any
@@ -28,7 +29,7 @@
 #   make tsan      CUDA kernels, emulated, and the CAF-free tests under ThreadSanitizer (own build folder)
 #   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang)
 #   make lint      formatting, include rules, clang-tidy
-.PHONY: demo serve page-test test build install package bench bench-peers bench-llama beside-openai beside-vllm-events beside-transformers beside-vllm chaos matrices mutants enemies harms harms-programs siege keeper-kills try-systemd timing asan tsan fuzz lint configure packages clean
+.PHONY: demo serve page-test test build install package bench bench-peers bench-llama beside-openai beside-vllm-events beside-transformers beside-vllm random chaos matrices mutants enemies harms harms-programs siege keeper-kills try-systemd timing asan tsan fuzz lint configure packages clean
 
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
@@ -99,6 +100,11 @@ beside-transformers: configure
 	@tests/beside/venv.sh transformers
 	@RECORD=$(RECORD) build/beside/transformers/bin/python tests/beside/model_families.py
 	@$(if $(SEED),SEED=$(SEED)) RECORD=$(RECORD) build/beside/transformers/bin/python tests/beside/torch_tensors.py
+
+random: configure
+	@cmake --build --preset release -j $(JOBS) --target kvhive_pool_test kvhive_actors_test
+	KVHIVE_STEPS=$(or $(STEPS),1000000) build/bin/kvhive_pool_test --gtest_brief=1 --gtest_filter='*PoolRandom.*:*ModelsRandom.*'
+	KVHIVE_STEPS=$(or $(STEPS),1000000) build/bin/kvhive_actors_test --gtest_brief=1 --gtest_filter='*GroupsRandom.*'
 
 chaos: configure
 	@cmake --build --preset release -j $(JOBS) --target kvhive_crash_test kvhive_kill_point_test kvhive_channel_kill_point_test

@@ -282,6 +282,8 @@ struct StepDone {
   std::vector<SampledToken> sampled;
   StepTimes times;
   std::vector<PromptScores> scored{};
+  /// The plan's work. The block manager plans a later step in its memory.
+  std::vector<ScheduledSequence> spent{};
 };
 
 }  // namespace kvhive

@@ -55,6 +55,7 @@ class ExecutorActor : public PlanHandle::base {
       answer.scored = std::move(results.scored);
       answer.times.computing = watch.seconds();
       answer.outcome = std::move(plan.outcome);
+      answer.spent = std::move(plan.work);
       return answer;
     }};
   }

@@ -12,7 +12,8 @@ namespace kvhive {
 /// limits: a domain that has as many blocks as it may keeps nobody else waiting; and where the pool
 /// is full, domains are still admitted to what they are sure of.
 void BlockManagerState::admit_waiting(Round& round) {
-  for (const ScheduledSequence& work : round.plan.work) note_filled(round, work);
+  if (round.request.waiting.empty()) return;
+  for (const auto& [seq, sequence, tokens] : round.under_way.work) note_filled(round, *sequence);
   for (const SeqId seq : round.request.waiting) {
     if (round.budget == 0 || round.running >= config_.max_num_seqs) return;
     const Sequence& sequence = sequences_.at(seq);
@@ -39,9 +40,8 @@ void BlockManagerState::admit_waiting(Round& round) {
 }
 
 /// From here on this step's admissions find what the sequence fills, but for its guesses.
-void BlockManagerState::note_filled(Round& round, const ScheduledSequence& work) {
+void BlockManagerState::note_filled(Round& round, const Sequence& sequence) {
   if (!config_.prefix_caching) return;
-  const Sequence& sequence = sequences_.at(work.seq);
   const std::size_t first = sequence.computed / tokens_per_block_;
   const std::size_t known = sequence.computed + sequence.in_flight - sequence.drafts.size();
   const std::size_t end = known / tokens_per_block_;
@@ -96,7 +96,7 @@ BlockManagerState::Admitted BlockManagerState::admit(Round& round, SeqId seq) {
   fill_tables(round, sequence, start, *fresh, start.computed + need.tokens);
   round.plan.outcome.admitted.push_back({seq, start.computed});
   schedule(round, seq, sequence, need.tokens);
-  note_filled(round, round.plan.work.back());
+  note_filled(round, sequence);
   return Admitted::yes;
 }
 

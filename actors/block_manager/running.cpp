@@ -9,18 +9,24 @@
 namespace kvhive {
 
 void BlockManagerState::serve_running(Round& round) {
+  const std::size_t most = round.request.running.size() + round.request.waiting.size();
+  round.plan.work.reserve(most);
+  round.under_way.work.reserve(most);
   for (const SeqId seq : round.request.running) {
-    if (round.preempted.count(seq) != 0) continue;
+    if (round.preempted.contains(seq)) continue;
     ++round.running;
     Sequence& sequence = sequences_.at(seq);
     const std::uint32_t tokens = std::min({next_tokens(sequence), round.budget, round.most_of_one});
     if (tokens == 0) continue;
     release_passed(sequence);
-    if (!make_room(round, seq, sequence.begun() + tokens)) continue;
+    if (!make_room(round, seq, sequence, sequence.begun() + tokens)) continue;
     schedule(round, seq, sequence, tokens);
   }
-  std::erase_if(round.plan.work,
-                [&](const auto& work) { return round.preempted.count(work.seq) != 0; });
+  if (!round.preempted.empty()) {
+    const auto is_preempted = [&](const auto& part) { return round.preempted.contains(part.seq); };
+    std::erase_if(round.plan.work, is_preempted);
+    std::erase_if(round.under_way.work, is_preempted);
+  }
   round.running = static_cast<std::uint32_t>(round.request.running.size() - round.preempted.size());
 }
 
@@ -82,10 +88,9 @@ void BlockManagerState::add_blocks(Sequence& sequence, std::span<const BlockId> 
 
 /// Gives the sequence the blocks that it lacks for its first `tokens` tokens, and preempts other
 /// sequences for them if necessary. False if the sequence has to wait, or was preempted itself.
-bool BlockManagerState::make_room(Round& round, SeqId seq, std::size_t tokens) {
-  const std::size_t blocks = lacking_blocks(sequences_.at(seq), tokens);
+bool BlockManagerState::make_room(Round& round, SeqId seq, Sequence& sequence, std::size_t tokens) {
+  const std::size_t blocks = lacking_blocks(sequence, tokens);
   while (blocks != 0) {
-    Sequence& sequence = sequences_.at(seq);
     if (auto fresh = allocate(round, blocks, sequence.domain)) {
       add_blocks(sequence, *fresh, tokens);
       return true;

@@ -47,6 +47,7 @@ void StepPipeline::done(StepDone done) {
 
 void StepPipeline::apply(StepDone done) {
   state_.finish_step(done);
+  state_.reuse(std::exchange(done.spent, {}));
   done_ = std::move(done);
 }
 

@@ -60,11 +60,7 @@ StepPlan BlockManagerState::plan(const StepRequest& request) {
 }
 
 StepPlan BlockManagerState::begin(Round& round) {
-  for (const auto& work : round.plan.work) {
-    const auto tokens = static_cast<std::uint32_t>(work.tokens.size());
-    round.under_way.work.emplace_back(work.seq, tokens);
-    round.plan.outcome.scheduled_tokens += tokens;
-  }
+  for (const auto& part : round.under_way.work) round.plan.outcome.scheduled_tokens += part.tokens;
   round.under_way.copied_blocks = round.plan.copied_blocks();
   round.under_way.tokens = round.plan.outcome.scheduled_tokens;
   steps_.push_back(std::move(round.under_way));
@@ -91,9 +87,8 @@ bool BlockManagerState::all_go_on(const Round& round) const {
                      outcome.admitted.size() + outcome.rejected.size() + outcome.lost.size();
   if (waits || !round.preempted.empty()) return false;
   return round.plan.work.size() == round.running &&
-         std::ranges::none_of(round.plan.work, [&](const ScheduledSequence& work) {
-           const Sequence& sequence = sequences_.at(work.seq);
-           return sequence.scored < sequence.to_score;
+         std::ranges::none_of(round.under_way.work, [](const StepUnderWay::Part& part) {
+           return part.sequence->scored < part.sequence->to_score;
          });
 }
 
@@ -154,25 +149,30 @@ void BlockManagerState::finish_step(const StepDone& done) {
   // Before the publications below, so that content that was demoted and computed again meanwhile
   // gets its old uid.
   pool_.finish_demotion(step.demotions);
-  for (const auto& [seq, tokens] : step.work) compute_done(seq, tokens);
+  for (const auto& [seq, sequence, tokens] : step.work) compute_done(*sequence, tokens);
   // Behind what was known when the step began, as in vLLM: of equal blocks the first is found.
-  append(done.sampled);
+  append(step, done.sampled);
   for (const PromptScores& scores : done.scored)
     sequences_.at(scores.seq).scored += static_cast<std::uint32_t>(scores.tokens.size());
-  for (const auto& [seq, tokens] : step.work) keep_right_drafts(sequences_.at(seq));
+  for (const auto& [seq, sequence, tokens] : step.work) keep_right_drafts(*sequence);
   // The host copies of a swapped-out sequence are published, so that all engines can find them.
   for (const SeqId seq : step.swapping_out) {
     Sequence& sequence = sequences_.at(seq);
     for (Table& table : sequence.tables) publish(sequence, table.host_published, table.host);
   }
-  for (const auto& [seq, tokens] : step.work)
-    if (const Sequence& each = sequences_.at(seq); each.has_ended && each.in_flight == 0)
-      forget(seq);
+  for (const auto& [seq, sequence, tokens] : step.work)
+    if (sequence->has_ended && sequence->in_flight == 0) forget(seq);
   pool_.release(step.leaving);
 }
 
-void BlockManagerState::compute_done(SeqId seq, std::uint32_t tokens) {
-  Sequence& sequence = sequences_.at(seq);
+void BlockManagerState::reuse(std::vector<ScheduledSequence>&& spent) {
+  if (spent_.empty())
+    spent_ = std::move(spent);
+  else
+    std::ranges::move(spent, std::back_inserter(spent_));
+}
+
+void BlockManagerState::compute_done(Sequence& sequence, std::uint32_t tokens) {
   sequence.in_flight -= tokens;
   sequence.computed += tokens;
   if (sequence.has_ended) return bump(pool_.counters()["ended_rows"], tokens);
@@ -185,10 +185,14 @@ void BlockManagerState::compute_done(SeqId seq, std::uint32_t tokens) {
   single_flight_.withdraw(passed);
 }
 
-void BlockManagerState::append(std::span<const SampledToken> sampled) {
+/// \param sampled  in the order of the step's work; of one sequence perhaps several
+void BlockManagerState::append(const StepUnderWay& step, std::span<const SampledToken> sampled) {
   std::uint64_t generated = 0;
+  auto part = step.work.begin();
   for (const SampledToken& each : sampled) {
-    Sequence& sequence = sequences_.at(each.seq);
+    part = std::find_if(part, step.work.end(), [&](const auto& p) { return p.seq == each.seq; });
+    KV_CHECK(part != step.work.end(), each.seq.value);
+    Sequence& sequence = *part->sequence;
     if (sequence.has_ended) continue;
     ++generated;
     sequence.tokens.push_back(each.token.token);
@@ -317,6 +321,12 @@ void BlockManagerState::forget(SeqId seq) {
 void BlockManagerState::schedule(Round& round, SeqId seq, Sequence& sequence,
                                  std::uint32_t tokens) {
   ScheduledSequence work;
+  if (!spent_.empty()) {
+    work.tokens.swap(spent_.back().tokens);
+    work.blocks.swap(spent_.back().blocks);
+    spent_.pop_back();
+    work.blocks.clear();
+  }
   work.seq = seq;
   work.start = sequence.begun();
   const std::uint32_t known =
@@ -349,6 +359,7 @@ void BlockManagerState::schedule(Round& round, SeqId seq, Sequence& sequence,
     work.embedded = sequence.embedded;
   score(sequence, work);
   round.plan.work.push_back(std::move(work));
+  round.under_way.work.push_back({seq, &sequence, tokens});
   round.budget -= tokens;
   sequence.in_flight += tokens;
 }

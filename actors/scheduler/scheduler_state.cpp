@@ -205,7 +205,7 @@ std::size_t SchedulerState::replay(Journal& journal, std::size_t most_tokens) {
   std::size_t count = 0;
   for (; count < most_tokens && journal.replayed < journal.tokens.size(); ++count) {
     if (requests_.count(journal.seq) == 0) break;  // it has ended
-    append(journal.seq, {journal.tokens[journal.replayed++], 0, {}});
+    append(journal.seq, requests_.at(journal.seq), {journal.tokens[journal.replayed++], 0, {}});
   }
   return count;
 }
@@ -373,7 +373,8 @@ void SchedulerState::set_limits(const NewLimits& limits) {
 }
 
 void SchedulerState::flush() {
-  for (const auto& sink : std::exchange(to_flush_, {})) sink->flush();
+  for (const auto& sink : to_flush_) sink->flush();
+  to_flush_.clear();
   tell_load();
 }
 
@@ -429,7 +430,7 @@ void SchedulerState::take(const SampledToken& sampled, std::uint64_t now) {
     request.sink->note(request.times);
   }
   const RequestTimes times = request.times;  // append() may end the request
-  append(sampled.seq, sampled.token);
+  append(sampled.seq, request, sampled.token);
   if (is_first)
     meter_.first_token(times);
   else if (before != 0 && before != now)
@@ -437,8 +438,7 @@ void SchedulerState::take(const SampledToken& sampled, std::uint64_t now) {
 }
 
 /// Appends a token to the request and gives it to the client.
-void SchedulerState::append(SeqId seq, const GeneratedToken& token) {
-  Request& request = requests_.at(seq);
+void SchedulerState::append(SeqId seq, Request& request, const GeneratedToken& token) {
   request.tokens.push_back(token.token);
   OutputText::Piece piece = request.text.push(token.token);
   const FinishReason reason = reason_to_end(request, token.token, piece.stopped);

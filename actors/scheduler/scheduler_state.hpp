@@ -153,7 +153,7 @@ class SchedulerState {
   void admit(const Admission& admission);
   void preempt(SeqId seq);
   void take(const SampledToken& sampled, std::uint64_t now);
-  void append(SeqId seq, const GeneratedToken& token);
+  void append(SeqId seq, Request& request, const GeneratedToken& token);
   std::vector<Drafts> guess();
   void learn_from_guesses(const StepDone& done);
   std::size_t replay(Journal& journal, std::size_t most_tokens);

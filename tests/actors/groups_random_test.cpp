@@ -3,13 +3,14 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <random>
 
 #include "actors/block_manager/block_manager_state.hpp"
+#include "hashing/cache_salt.hpp"
 #include "pool/care/fsck.hpp"
 #include "tests/pool/model_pool.hpp"
 #include "tests/support/private_pool.hpp"
+#include "tests/support/random_steps.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -26,6 +27,7 @@ class ModelManager {
 
   struct Sequence {
     std::vector<TokenId> tokens;
+    bool has_adapter = false;
     std::size_t computed = 0, in_flight = 0;
     std::vector<std::vector<std::uint32_t>> tables{};  ///< 0 = the null block
   };
@@ -122,7 +124,7 @@ class ModelManager {
     return groups_.group[g].first_block(computed, kSize);
   }
   static ModelPool::Key key(const Sequence& s, std::size_t g, std::size_t i) {
-    ModelPool::Key key{static_cast<TokenId>(g)};
+    ModelPool::Key key{static_cast<TokenId>(g), s.has_adapter};
     key.insert(key.end(), s.tokens.begin(), s.tokens.begin() + std::ptrdiff_t((i + 1) * kSize));
     return key;
   }
@@ -187,9 +189,10 @@ class Duel {
     while (!running_.empty()) end_one(request);
     (void)manager_.plan(request);
     ASSERT_EQ(pool_.available(Tier::device), pool_.capacity(Tier::device));
-    ASSERT_TRUE(fsck(memory_, Moment::quiescent).violations.empty());
+    check();
   }
 
+  void check() const { ASSERT_TRUE(fsck(memory_, Moment::quiescent).violations.empty()); }
   std::uint64_t hits() const { return hits_; }
   std::uint64_t shortages() const { return shortages_; }
 
@@ -232,6 +235,10 @@ class Duel {
     const std::uint64_t seq = ++last_;
     model_.sequences[seq].tokens = tokens;
     request.added.push_back({SeqId{seq}, std::move(tokens), {}, 0, {}});
+    if (between(0, 3) == 0) {
+      model_.sequences[seq].has_adapter = true;
+      request.added.back().salt = start_key("", "poet");
+    }
     request.waiting.push_back(SeqId{seq});
   }
 
@@ -304,12 +311,12 @@ TEST_P(GroupsRandom, DecidesAsVllmsHybridManager) {
   groups.count = 0;
   for (const CacheGroup& group : GetParam().groups) groups.group[groups.count++] = group;
   Duel duel(groups, GetParam().blocks, 11);
-  const char* wanted = std::getenv("KVHIVE_STEPS");
-  const std::uint64_t steps = wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : 6'000;
+  const std::uint64_t steps = random_steps(6'000);
   for (std::uint64_t step = 0; step < steps; ++step) {
     SCOPED_TRACE(step);
     duel.step();
     if (HasFatalFailure()) return;
+    if (step % 1000 == 0) duel.check();
   }
   EXPECT_GT(duel.hits(), steps / 20);
   EXPECT_GT(duel.shortages(), steps / 200);

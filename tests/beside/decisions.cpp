@@ -4,6 +4,7 @@
 #include "actors/scheduler/scheduler_state.hpp"
 #include "actors/speculation/accepted.hpp"
 #include "base/check.hpp"
+#include "hashing/cache_salt.hpp"
 #include "pool/care/fsck.hpp"
 #include "tests/actors/recording_sink.hpp"
 #include "tests/support/private_pool.hpp"
@@ -108,8 +109,7 @@ class Engine {
       if (each.contains("prompt_logprobs"))
         submission.params.prompt_logprobs = each["prompt_logprobs"];
       submission.sink = std::make_shared<RecordingSink>(std::make_shared<Recording>());
-      if (const auto salt = each.value("salt", std::string()); !salt.empty())
-        submission.salt = {static_cast<std::uint64_t>(salt[0]), 1};
+      submission.salt = start_key(each.value("salt", ""), each.value("adapter", ""));
       ids_[++submitted_] = each["id"];
       ends_[each["id"]] = std::min<std::int64_t>(
           max_model_len_, std::ssize(submission.prompt) + submission.params.max_tokens);

@@ -4,7 +4,7 @@
 //
 // A stream is a list of JSON objects: the configuration, then for each step what comes:
 //   {"add": [{"id": 7, "prompt": [[FAMILY, FROM, COUNT], ...], "max_tokens": 5, "priority": 1,
-//             "salt": "a"}], "abort": [3]}
+//             "salt": "a", "adapter": "b"}], "abort": [3]}
 // A prompt is pieces of endless texts: text FAMILY, or what request -FAMILY generates. With
 // "guesses" in the configuration, at most so many tokens are guessed behind each sampled one;
 // which, and whether they are right, is a function of request and position, too.

@@ -76,6 +76,7 @@ def random_stream(seed, requests):
     while most_blocks(config) >= config["blocks"]:  # vLLM would not start
         config["max_model_len"] -= 1
     longest = config["max_model_len"] - 45
+    adapters = rng.choice([[], ["poet"], ["poet", "clerk", "a"]])
     steps, alive, past, number = [], [], [], 0
     rate = rng.choice([0.1, 0.3, 0.8])
     while number < requests:
@@ -99,6 +100,8 @@ def random_stream(seed, requests):
                 request["priority"] = rng.randrange(3)
             if rng.random() < 0.1:
                 request["salt"] = rng.choice("ab")
+            if adapters and rng.random() < 0.5:
+                request["adapter"] = rng.choice(adapters)
             if rng.random() < 0.1:
                 request["prompt_logprobs"] = 1
             step.setdefault("add", []).append(request)
@@ -155,6 +158,7 @@ class CachesWhatNobodyComputes(Exception):
 
 def vllm_decisions(config, steps):
     """Yields for each step what vLLM decides, until nothing is left."""
+    from vllm.lora.request import LoRARequest
     from vllm.sampling_params import SamplingParams
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -184,8 +188,10 @@ def vllm_decisions(config, steps):
             came += 1
             params = SamplingParams(max_tokens=each["max_tokens"], ignore_eos=True, prompt_logprobs=each.get("prompt_logprobs"))
             params.update_from_generation_config({}, None)
+            adapter = each.get("adapter")
+            lora = adapter and LoRARequest(adapter, 1 + "poet clerk a".split().index(adapter), "/nowhere")
             scheduler.add_request(Request(str(each["id"]), tokens_of(each["prompt"]), params, None, arrival_time=float(came),
-                                          cache_salt=each.get("salt"), priority=each.get("priority", 0), block_hasher=hasher))
+                                          cache_salt=each.get("salt"), lora_request=lora, priority=each.get("priority", 0), block_hasher=hasher))
         if not step and came == sum(len(s.get("add", [])) for s in steps) and not scheduler.has_unfinished_requests():
             return
         output = scheduler.schedule()

@@ -1,4 +1,5 @@
-// BlockPool against the model of vLLM's pool, operation by operation.
+// BlockPool against the model of vLLM's pool, operation by operation. KVHIVE_STEPS=1000000 for a
+// long run.
 
 #include <gmock/gmock.h>
 
@@ -8,6 +9,7 @@
 #include "pool/care/fsck.hpp"
 #include "tests/pool/model_pool.hpp"
 #include "tests/support/private_pool.hpp"
+#include "tests/support/random_steps.hpp"
 #include "tests/support/request.hpp"
 #include "tests/support/sanitizers.hpp"
 
@@ -237,8 +239,8 @@ TEST_P(PoolRandom, AgreesWithTheModelOfVllm) {
   Duet device(pool, Tier::device, scenario, random);
   Duet host(pool, Tier::host, scenario, random);
 
-  const int operations = kUnderSanitizer ? 6'000 : 30'000;
-  for (int operation = 0; operation < operations; ++operation) {
+  const std::uint64_t operations = random_steps(kUnderSanitizer ? 6'000 : 30'000);
+  for (std::uint64_t operation = 0; operation < operations; ++operation) {
     SCOPED_TRACE(operation);
     device.step();
     if (scenario.host_blocks != 0) host.step();
@@ -249,8 +251,8 @@ TEST_P(PoolRandom, AgreesWithTheModelOfVllm) {
     }
     if (HasFailure()) return;
   }
-  EXPECT_GT(device.hits(), std::uint64_t(operations) / 30);
-  EXPECT_GT(device.shortages(), std::uint64_t(operations) / 3000);
+  EXPECT_GT(device.hits(), operations / 30);
+  EXPECT_GT(device.shortages(), operations / 3000);
 
   const bool has_spared = pool.counters()["spared_blocks"].load() != 0;
   EXPECT_EQ(has_spared, scenario.policy == EvictionPolicy::second_chance);

@@ -5,13 +5,13 @@
 #   BIN  the programs, made by build.sh on this or another machine; without it they are built first, for this GPU
 #
 # PyTorch and Triton are needed for the peers, compute-sanitizer for the sanitizer runs. What is missing or fails is named,
-# and the rest runs. KVHIVE_STEPS: only these of "matrix memcheck racecheck synccheck yardsticks kernels peers".
+# and the rest runs. KVHIVE_PARTS: only these of "matrix memcheck racecheck synccheck yardsticks kernels peers".
 # KVHIVE_SHAPES: sequences x tokens of each. KVHIVE_STEP_SECONDS: the most a step may take (240).
 set -u
 mkdir -p "$1"
 out=$(realpath "$1")
 here=$(realpath "$(dirname "$0")")
-steps=${KVHIVE_STEPS:-matrix memcheck racecheck synccheck yardsticks kernels peers}
+steps=${KVHIVE_PARTS:-matrix memcheck racecheck synccheck yardsticks kernels peers}
 shapes=${KVHIVE_SHAPES:-1x1024 4x1024 1x16384 16x1024 1x65536 8x8192 64x1024 1x131072 32x4096 256x512 256x1024 32x32768}
 PATH=$PATH:/usr/local/cuda/bin
 if [ $# -gt 1 ]; then
