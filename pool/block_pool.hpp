@@ -273,6 +273,8 @@ class BlockPool {
   std::uint64_t find_uid(Hash128 hash, const Content& content);
   static Publication look_at(BlockView block);
   bool pin(BlockId block, BlockView b, Publication seen);
+  bool pinned_in_lane(BlockId block, std::uint64_t serial);
+  bool has_pinned(BlockId block, std::uint64_t serial);
   bool take_pin_back(BlockId block);
 
   // allocate
@@ -322,6 +324,7 @@ class BlockPool {
   // release
   [[nodiscard]] bool drop_references(std::span<const BlockId> blocks);
   void unpin(BlockId block);
+  void unpin_in_lane(BlockId block);
   void free_block(BlockId block);
 
   const PoolMemory& memory_;

@@ -4,7 +4,7 @@
 #include <unordered_set>
 
 #include "base/kill_point.hpp"
-#include "pool/block_pool.hpp"
+#include "pool/block_pool_content.hpp"
 
 namespace kvhive {
 

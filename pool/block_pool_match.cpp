@@ -4,27 +4,21 @@
 
 #include "base/check.hpp"
 #include "base/kill_point.hpp"
-#include "pool/block_pool.hpp"
+#include "pool/block_pool_content.hpp"
 #include "base/prefetch.hpp"
 
 namespace kvhive {
-namespace {
-
-/// Not inlined, so that pin() stays small.
-[[gnu::cold, gnu::noinline]] void count_pinned(Lanes& lanes, BlockId block, BlockView b) {
-  lanes.idle_changed(block, lanes.of(b), -1);
-}
-
-}  // namespace
 
 /// Prefetches what a match reads. Index buckets are at random addresses and all other reads depend
 /// on them, so they are prefetched up to 64 blocks ahead. The descriptors and token rows that they
 /// lead to mostly lie side by side, and are prefetched 8 blocks ahead.
 class BlockPool::MatchPrefetch {
  public:
-  MatchPrefetch(const BlockPool& pool, Tier tier, std::span<const Hash128> chain)
+  MatchPrefetch(const BlockPool& pool, Tier tier, std::span<const Hash128> chain,
+                std::span<const TokenId> tokens)
       : pool_(pool),
         chain_(chain),
+        tokens_(tokens),
         tier_(tier),
         payload_bytes_(pool.memory_.is_mapped(tier) ? pool.memory_.geometry().block_bytes() : 0),
         first_block_(pool.memory_.tier_layout(tier).first_block) {
@@ -47,6 +41,7 @@ class BlockPool::MatchPrefetch {
 
   void start_block(std::size_t i) {
     if (i >= chain_.size()) return;
+    prefetch(&tokens_[i * pool_.tokens_per_block()]);
     const auto& glance = glances_[i % glances_.size()] = pool_.index_.glance(chain_[i]);
     if (!pool_.memory_.has_block(glance.block)) return;
     pool_.view(glance.block).prefetch_to_write();
@@ -60,6 +55,7 @@ class BlockPool::MatchPrefetch {
 
   const BlockPool& pool_;
   std::span<const Hash128> chain_;
+  std::span<const TokenId> tokens_;
   Tier tier_;
   std::size_t payload_bytes_;
   std::uint32_t first_block_;
@@ -70,7 +66,7 @@ PrefixHit BlockPool::match(Tier tier, const Prefix& from, std::span<const Hash12
                            std::span<const TokenId> tokens, std::span<const ExtraKey> extras) {
   KV_CHECK(tokens.size() == chain.size() * tokens_per_block(), tokens.size(), chain.size());
   const Contents contents{tokens, extras, tokens_per_block()};
-  MatchPrefetch ahead(*this, tier, chain);
+  MatchPrefetch ahead(*this, tier, chain, tokens);
   std::vector<BlockId> found;
   // Kept in registers: a wide load right after two narrow stores stalls (no store forwarding).
   Prefix end = from;
@@ -87,20 +83,10 @@ PrefixHit BlockPool::match(Tier tier, const Prefix& from, std::span<const Hash12
   return {std::move(found), end};
 }
 
-/// Whether the block holds this content. The answer is valid only if the block is of the same
-/// publication before and after the call (read_stably(), or pin() with what look_at() returned).
-/// `b` is the block's view: GCC would compute it anew after each atomic operation.
-bool BlockPool::holds(BlockId block, BlockView b, const Content& content) const {
-  if (b.parent_uid() != content.parent.uid) return false;
-  if (!b.has_plausible_uid()) return false;  // a ready block without a uid is corrupt
-  const TokenRow row = memory_.tokens_of(block);
-  if (!row.holds(content.tokens)) return false;
-  return b.has_extra() ? row.extra_key() == content.extra : is_none(content.extra);
-}
-
 /// Pins a block if it has this content. Only for a block that is alone under its name in the index:
 /// of several blocks, the first published must be found.
-bool BlockPool::pin_if(BlockId block, Tier tier, Hash128 hash, const Content& content) {
+[[gnu::always_inline]] inline bool BlockPool::pin_if(BlockId block, Tier tier, Hash128 hash,
+                                                     const Content& content) {
   if (!memory_.has_block(block) || memory_.tier_of(block) != tier) return false;
   const BlockView b = view(block);
   const Publication seen = look_at(b);
@@ -136,7 +122,7 @@ BlockPool::Publication BlockPool::look_at(BlockView block) {
 /// Pins a block that was ready when `seen` was read. Fails if the block has been taken again since:
 /// what was read from the block may then be of other content. The exchange of the word detects
 /// this, unless the generation has come round; then the serial does.
-bool BlockPool::pin(BlockId block, BlockView b, Publication seen) {
+[[gnu::always_inline]] inline bool BlockPool::pin(BlockId block, BlockView b, Publication seen) {
   // No other process takes a block that this process holds.
   if (references_.has(block) && seen.word.is_held_by(self_)) [[likely]] {
     references_.add(block);
@@ -150,11 +136,26 @@ bool BlockPool::pin(BlockId block, BlockView b, Publication seen) {
   if (seen.word.holders() == 0) {
     count_used(memory_.tier_of(block), +1);
     if (lanes_.count() != 1) [[unlikely]]
-      count_pinned(lanes_, block, b);
+      return pinned_in_lane(block, seen.serial);
   }
   KV_KILL_POINT("pin.counted");
+  return has_pinned(block, seen.serial);
+}
+
+/// Its rare cases are the last things that it does, as those of pin(), so that they save no
+/// registers: an atomic exchange waits for all stores before it.
+[[gnu::always_inline]] inline bool BlockPool::has_pinned(BlockId block, std::uint64_t serial) {
   references_.add(block);  // from 0 to 1, unless corruption had cleared this process's bit
-  return b.serial() == seen.serial || take_pin_back(block);
+  if (view(block).serial() != serial) [[unlikely]]
+    return take_pin_back(block);
+  return true;
+}
+
+/// The block was idle, and blocks are counted by lane.
+[[gnu::cold, gnu::noinline]] bool BlockPool::pinned_in_lane(BlockId block, std::uint64_t serial) {
+  lanes_.idle_changed(block, lanes_.of(view(block)), -1);
+  KV_KILL_POINT("pin.counted");
+  return has_pinned(block, serial);
 }
 
 /// Drops the reference that pin() took to a block of other content; the block keeps its place in

@@ -4,7 +4,7 @@
 
 #include "base/check.hpp"
 #include "base/kill_point.hpp"
-#include "pool/block_pool.hpp"
+#include "pool/block_pool_content.hpp"
 
 namespace kvhive {
 
@@ -28,6 +28,7 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
     index_.prefetch_to_write(chain[i]);
     view(blocks[i]).prefetch_to_write();
     memory_.tokens_of(blocks[i]).prefetch_to_write();
+    kvhive::prefetch(&chain[i] + kAhead);  // read when that block is prefetched
   };
   for (std::size_t i = 0; i < kAhead; ++i) prefetch_ahead(i);
 
@@ -61,32 +62,6 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
   bump((*counters_)["published_blocks"], blocks.size());
   KV_KILL_POINT("publish.counted");
   return end;
-}
-
-/// False if shared memory is corrupt: the word does not say that this process is filling the block,
-/// the serial is out of range, or the block is of another domain. This process then goes on using
-/// the block, but does not publish it or the blocks that follow it in the sequence.
-bool BlockPool::is_publishable(BlockId block, BlockWord word, const Prefix& end,
-                               std::uint64_t serial) const {
-  return word.is_filled_by(self_) && end.uid != 0 && serial < kImplausible &&
-         domain_of(block) == end.domain;
-}
-
-void BlockPool::write_content(BlockId block, const BlockIdentity& identity,
-                              const Content& content) {
-  view(block).write(identity, !is_none(content.extra), slot_);
-  memory_.tokens_of(block).write(content.tokens, content.extra);
-}
-
-/// Publishes a block that this process is filling, as `word` says, and whose content is complete.
-/// Then inserts its hint into the index. If the process is killed in between, no match finds the
-/// block until `fsck --repair` inserts the hint, or the block is evicted.
-void BlockPool::make_ready(BlockId block, BlockWord word, Hash128 name) {
-  view(block).set_word(word.published_by(self_));
-  KV_KILL_POINT("publish.after_ready");
-  lanes_.published(block);
-  index_.insert(name, block);
-  KV_KILL_POINT("publish.hinted");
 }
 
 /// Draws `count` serials that no process has had before, and returns the first. The shared counter

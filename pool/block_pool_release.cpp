@@ -7,21 +7,6 @@
 #include "pool/block_pool.hpp"
 
 namespace kvhive {
-namespace {
-
-/// Clears the holder's bit where blocks are counted by lane. Not inlined, so that unpin() stays
-/// small.
-[[gnu::cold, gnu::noinline]] BlockWord unpin_and_count(Lanes& lanes, BlockId block, BlockView b,
-                                                       Holder self) {
-  // Read before: as soon as the block is idle, another process may take it for another domain.
-  const std::size_t lane = lanes.of(b);
-  const BlockWord before = b.unpin(self);
-  KV_KILL_POINT("unpin.not_yet_counted");
-  if (before.holders() == self.bit) lanes.idle_changed(block, lane, +1);
-  return before;
-}
-
-}  // namespace
 
 void BlockPool::release(std::span<const BlockId> blocks) {
   if (!drop_references(blocks)) return;
@@ -81,12 +66,30 @@ bool BlockPool::drop_references(std::span<const BlockId> blocks) {
   return has_unpublished;
 }
 
+/// Its rare case is the last thing that it does, so that it saves no registers: an atomic exchange
+/// waits for all stores before it.
 void BlockPool::unpin(BlockId block) {
+  if (lanes_.count() != 1) [[unlikely]]
+    return unpin_in_lane(block);
   KV_KILL_POINT("unpin.before_clear");
-  const BlockWord before = lanes_.count() == 1 ? view(block).unpin(self_)
-                                               : unpin_and_count(lanes_, block, view(block), self_);
+  const BlockWord before = view(block).unpin(self_);
   KV_KILL_POINT("unpin.cleared");
   if (before.holders() == self_.bit) count_used(memory_.tier_of(block), -1);
+  KV_KILL_POINT("unpin.counted");
+}
+
+/// The same where blocks are counted by lane.
+[[gnu::cold, gnu::noinline]] void BlockPool::unpin_in_lane(BlockId block) {
+  const BlockView b = view(block);
+  // Read before: as soon as the block is idle, another process may take it for another domain.
+  const std::size_t lane = lanes_.of(b);
+  KV_KILL_POINT("unpin.before_clear");
+  const BlockWord before = b.unpin(self_);
+  KV_KILL_POINT("unpin.not_yet_counted");
+  if (before.holders() == self_.bit) {
+    lanes_.idle_changed(block, lane, +1);
+    count_used(memory_.tier_of(block), -1);
+  }
   KV_KILL_POINT("unpin.counted");
 }
 

@@ -90,9 +90,10 @@ void IdleOrder::restore(std::span<const BlockId> blocks) {
   }
 }
 
-/// Whether the block is idle and was released last with this stamp (and is of this lane).
-bool IdleOrder::is_current(std::uint64_t stamp, BlockId block, BlockWord& word,
-                           std::size_t lane) const {
+/// Whether the block is idle and was released last with this stamp (and is of this lane). Asked for
+/// each block that is evicted: out of line it made allocating and publishing 4 % slower.
+[[gnu::always_inline]] inline bool IdleOrder::is_current(std::uint64_t stamp, BlockId block,
+                                                         BlockWord& word, std::size_t lane) const {
   word = {};
   // The id may come from the ring, and the ring may be corrupt, so its range is checked.
   if (block.value - layout_.first_block >= layout_.blocks || block == kNullBlock) return false;

@@ -320,7 +320,7 @@ void BlockManagerState::forget(SeqId seq) {
 
 void BlockManagerState::schedule(Round& round, SeqId seq, Sequence& sequence,
                                  std::uint32_t tokens) {
-  ScheduledSequence work;
+  ScheduledSequence& work = round.plan.work.emplace_back();
   if (!spent_.empty()) {
     work.tokens.swap(spent_.back().tokens);
     work.blocks.swap(spent_.back().blocks);
@@ -358,7 +358,6 @@ void BlockManagerState::schedule(Round& round, SeqId seq, Sequence& sequence,
   if (sequence.embedded && work.start < sequence.embedded->rows())
     work.embedded = sequence.embedded;
   score(sequence, work);
-  round.plan.work.push_back(std::move(work));
   round.under_way.work.push_back({seq, &sequence, tokens});
   round.budget -= tokens;
   sequence.in_flight += tokens;
