@@ -104,10 +104,10 @@ struct alignas(64) SlotCounters {
 };
 
 /// Lanes of a tier: one for each domain whose blocks are counted, or for each model, and lane 0 for
-/// all others (pool/lanes.hpp).
+/// all others (pool/eviction/lanes.hpp).
 inline constexpr std::size_t kMostLanes = std::max(kLimitedDomains, kMostModels) + 1;
 
-/// What one process slot has counted of one lane of the device tier (pool/lanes.hpp). `cached` and
+/// What one process slot has counted of one lane of the device tier (pool/eviction/lanes.hpp). `cached` and
 /// `idle` are modulo 2^32; only their sums over all slots have a meaning, so they are never reset.
 struct LaneCounters {
   /// +1 each time this process publishes a block, -1 each time it evicts one.
@@ -144,7 +144,7 @@ struct alignas(64) LaneControl {
   std::atomic<std::uint32_t> idle_correction;
 };
 
-/// The shared state of one tier's release order (pool/idle_order.hpp) and of its counters.
+/// The shared state of one tier's release order (pool/eviction/idle_order.hpp) and of its counters.
 struct TierControl {
   alignas(64) std::atomic<std::uint64_t> tail;  ///< next stamp to draw; starts at 1
   std::array<LaneControl, kMostLanes> lanes;    ///< the host tier has lane 0 only
@@ -214,7 +214,7 @@ struct alignas(64) IndexBucket {
 };
 static_assert(sizeof(IndexBucket) == 64);
 
-/// A record about content that was evicted (pool/eviction_journal.hpp), only for explanations.
+/// A record about content that was evicted (pool/eviction/eviction_journal.hpp), only for explanations.
 struct JournalRecord {
   std::atomic<std::uint64_t> hash_low;
   std::atomic<std::uint64_t> what;  ///< time, slot, reason, and some bits of the name's other half

@@ -42,7 +42,7 @@ struct BlockLimits {
 };
 
 /// Domains 0 .. 7 can have limits: the keeper gives the domains with a share of the blocks the
-/// lowest numbers. The pool counts the blocks of each of them (pool/lanes.hpp).
+/// lowest numbers. The pool counts the blocks of each of them (pool/eviction/lanes.hpp).
 inline constexpr std::size_t kLimitedDomains = 8;
 
 }  // namespace kvhive

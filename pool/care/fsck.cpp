@@ -6,7 +6,7 @@
 
 #include "pool/care/soundness.hpp"
 #include "pool/processes/claims.hpp"
-#include "pool/lanes.hpp"
+#include "pool/eviction/lanes.hpp"
 #include "pool/prefix_index.hpp"
 
 namespace kvhive {

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "pool/eviction_journal.hpp"
+#include "pool/eviction/eviction_journal.hpp"
 #include "pool/pool_memory.hpp"
 
 namespace kvhive {

@@ -6,10 +6,10 @@
 
 #include "base/kill_point.hpp"
 #include "pool/processes/claims.hpp"
-#include "pool/eviction_journal.hpp"
+#include "pool/eviction/eviction_journal.hpp"
 #include "pool/free_blocks.hpp"
-#include "pool/idle_order.hpp"
-#include "pool/lanes.hpp"
+#include "pool/eviction/idle_order.hpp"
+#include "pool/eviction/lanes.hpp"
 #include "base/prefetch.hpp"
 #include "pool/prefix_index.hpp"
 #include "pool/processes/process_slot.hpp"

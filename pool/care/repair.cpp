@@ -6,10 +6,10 @@
 #include "pool/care/reaper.hpp"
 #include "pool/care/soundness.hpp"
 #include "pool/processes/claims.hpp"
-#include "pool/eviction_journal.hpp"
+#include "pool/eviction/eviction_journal.hpp"
 #include "pool/free_blocks.hpp"
-#include "pool/idle_order.hpp"
-#include "pool/lanes.hpp"
+#include "pool/eviction/idle_order.hpp"
+#include "pool/eviction/lanes.hpp"
 #include "pool/prefix_index.hpp"
 #include "pool/tier_counters.hpp"
 

@@ -7,7 +7,7 @@
 #include "pool/care/fsck.hpp"
 #include "pool/care/pool_report.hpp"
 #include "pool/care/reaper.hpp"
-#include "pool/lanes.hpp"
+#include "pool/eviction/lanes.hpp"
 #include "pool/processes/process_slot.hpp"
 
 namespace kvhive::testing {

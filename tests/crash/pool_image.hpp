@@ -61,7 +61,7 @@ class PoolImage {
     std::string timeless = bytes_;
     for (std::size_t i = 0; i < journal_slots_; ++i) {
       char* what = &timeless[journal_ + i * sizeof(JournalRecord) + offsetof(JournalRecord, what)];
-      std::memset(what + 2, 0, 6);  // all but the last bits (pool/eviction_journal.cpp)
+      std::memset(what + 2, 0, 6);  // all but the last bits (pool/eviction/eviction_journal.cpp)
     }
     return std::hash<std::string_view>{}(timeless);
   }

@@ -4,7 +4,7 @@
 
 #include "pool/care/fsck.hpp"
 #include "pool/care/reaper.hpp"
-#include "pool/eviction_journal.hpp"
+#include "pool/eviction/eviction_journal.hpp"
 #include "tests/support/keep_evicted.hpp"
 #include "tests/support/private_pool.hpp"
 #include "tests/support/request.hpp"

@@ -1,4 +1,4 @@
-#include "pool/eviction_journal.hpp"
+#include "pool/eviction/eviction_journal.hpp"
 
 #include <gmock/gmock.h>
 

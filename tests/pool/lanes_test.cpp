@@ -1,6 +1,6 @@
 // Minimums and maximums of domains' blocks: who evicts whom, and what is counted.
 
-#include "pool/lanes.hpp"
+#include "pool/eviction/lanes.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -9,7 +9,7 @@
 // valid only if its block is idle and still has exactly this stamp. If the block was pinned or
 // released since, the hint is stale and is skipped.
 //
-// A tier can have several lanes: domains whose blocks are evicted by other rules (pool/lanes.hpp).
+// A tier can have several lanes: domains whose blocks are evicted by other rules (pool/eviction/lanes.hpp).
 // They share ring, tail and stamps, so that stamps tell which of all idle blocks is the oldest; but
 // each lane has a head of its own. For a lane's head, hints of other lanes' blocks are like stale
 // ones. Without shares of the blocks there is one lane.
@@ -33,7 +33,7 @@
 #include <vector>
 
 #include "base/ids.hpp"
-#include "pool/lanes.hpp"
+#include "pool/eviction/lanes.hpp"
 #include "pool/pool_memory.hpp"
 
 namespace kvhive {

@@ -1,4 +1,4 @@
-#include "pool/lanes.hpp"
+#include "pool/eviction/lanes.hpp"
 
 #include <algorithm>
 #include <array>

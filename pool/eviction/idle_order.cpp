@@ -1,4 +1,4 @@
-#include "pool/idle_order.hpp"
+#include "pool/eviction/idle_order.hpp"
 
 #include <algorithm>
 
