@@ -107,8 +107,9 @@ struct alignas(64) SlotCounters {
 /// all others (pool/eviction/lanes.hpp).
 inline constexpr std::size_t kMostLanes = std::max(kLimitedDomains, kMostModels) + 1;
 
-/// What one process slot has counted of one lane of the device tier (pool/eviction/lanes.hpp). `cached` and
-/// `idle` are modulo 2^32; only their sums over all slots have a meaning, so they are never reset.
+/// What one process slot has counted of one lane of the device tier (pool/eviction/lanes.hpp).
+/// `cached` and `idle` are modulo 2^32; only their sums over all slots have a meaning, so they are
+/// never reset.
 struct LaneCounters {
   /// +1 each time this process publishes a block, -1 each time it evicts one.
   std::atomic<std::uint32_t> cached;
@@ -214,7 +215,8 @@ struct alignas(64) IndexBucket {
 };
 static_assert(sizeof(IndexBucket) == 64);
 
-/// A record about content that was evicted (pool/eviction/eviction_journal.hpp), only for explanations.
+/// A record about content that was evicted (pool/eviction/eviction_journal.hpp), only for
+/// explanations.
 struct JournalRecord {
   std::atomic<std::uint64_t> hash_low;
   std::atomic<std::uint64_t> what;  ///< time, slot, reason, and some bits of the name's other half

@@ -37,9 +37,9 @@ struct FsckReport {
   std::uint64_t unhinted = 0;     ///< published blocks without a hint in the index
   std::uint64_t stale_hints = 0;  ///< hints whose block is not published under their hash
   std::uint64_t unlisted = 0;     ///< free blocks that are not in the bitmap
-  /// Domains with limits whose counted blocks differ from their blocks (pool/eviction/lanes.hpp). Not a
-  /// violation either: while processes work, the two are not read at the same instant, and a dead
-  /// process may not have counted its last change.
+  /// Domains with limits whose counted blocks differ from their blocks (pool/eviction/lanes.hpp).
+  /// Not a violation either: while processes work, the two are not read at the same instant, and a
+  /// dead process may not have counted its last change.
   std::uint64_t miscounted = 0;
   /// Token bytes whose hash was compared with the block's name; 0 without access to the tokens.
   std::uint64_t bytes_checked = 0;

@@ -9,10 +9,10 @@
 // valid only if its block is idle and still has exactly this stamp. If the block was pinned or
 // released since, the hint is stale and is skipped.
 //
-// A tier can have several lanes: domains whose blocks are evicted by other rules (pool/eviction/lanes.hpp).
-// They share ring, tail and stamps, so that stamps tell which of all idle blocks is the oldest; but
-// each lane has a head of its own. For a lane's head, hints of other lanes' blocks are like stale
-// ones. Without shares of the blocks there is one lane.
+// A tier can have several lanes: domains whose blocks are evicted by other rules
+// (pool/eviction/lanes.hpp). They share ring, tail and stamps, so that stamps tell which of all
+// idle blocks is the oldest; but each lane has a head of its own. For a lane's head, hints of other
+// lanes' blocks are like stale ones. Without shares of the blocks there is one lane.
 //
 // If the pool's policy is the second chance (CLOCK; Corbato 1969), a block that was hit since it
 // was published, or since its last chance, is not evicted when its turn comes: whoever finds it
