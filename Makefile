@@ -27,7 +27,8 @@
 #   make asan      the tests under AddressSanitizer and UBSan        (own build folder);
 #                  ONLY="ipc keeper" for some test programs
 #   make tsan      CUDA kernels, emulated, and the CAF-free tests under ThreadSanitizer (own build folder)
-#   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang)
+#   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang);
+#                  ONLY="http packet" for some targets
 #   make lint      formatting, include rules, clang-tidy
 .PHONY: demo serve page-test test build install package bench bench-peers bench-llama beside-openai beside-vllm-events beside-transformers beside-vllm random chaos matrices mutants enemies harms harms-programs siege keeper-kills try-systemd timing asan tsan fuzz lint configure packages clean
 
@@ -164,8 +165,8 @@ tsan: configure
 fuzz:
 	@tools/install_packages.sh clang-14 libclang-rt-14-dev libomp-14-dev
 	@cmake --preset fuzz --log-level=WARNING >/dev/null
-	@cmake --build --preset fuzz -j $(JOBS)
-	@tests/fuzz/run.sh build-fuzz/bin $(SECONDS_EACH)
+	@cmake --build --preset fuzz -j $(JOBS) $(if $(ONLY),--target $(ONLY:%=fuzz_%))
+	@tests/fuzz/run.sh build-fuzz/bin $(SECONDS_EACH) $(ONLY)
 
 lint: packages
 	@tools/lint.sh

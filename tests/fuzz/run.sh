@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs every fuzz target for some seconds. Inputs found stay in CORPUS between runs; the seeds are made
-# from files of this tree.
+# run.sh BIN [SECONDS [TARGET...]]: runs every fuzz target, or those that are named, for some seconds. Inputs found stay in CORPUS
+# between runs; the seeds are made from files of this tree.
 set -eu
 bin=$(cd "$1" && pwd)
 seconds=${2:-60}
@@ -21,7 +21,10 @@ done
 head -c 200 /dev/zero | seed connections 1
 "$root/tests/fuzz/seeds.py" "$root/models/demo" "$corpus"
 
-targets="channel connections http packet options model_config safetensors tokenizer torch_tensor"
+all="channel connections http packet options model_config safetensors tokenizer torch_tensor"
+shift
+[ $# -eq 0 ] || shift
+targets=${*:-$all}
 echo "fuzzing $targets for $seconds s each, as many at once as there are cores"
 export bin corpus seconds
 # shellcheck disable=SC2016,SC2086
