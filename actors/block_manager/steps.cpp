@@ -185,14 +185,15 @@ void BlockManagerState::compute_done(Sequence& sequence, std::uint32_t tokens) {
   single_flight_.withdraw(passed);
 }
 
-/// \param sampled  in the order of the step's work; of one sequence perhaps several
+/// \param sampled  mostly in the order of the step's work; of one sequence perhaps several
 void BlockManagerState::append(const StepUnderWay& step, std::span<const SampledToken> sampled) {
   std::uint64_t generated = 0;
   auto part = step.work.begin();
   for (const SampledToken& each : sampled) {
-    part = std::find_if(part, step.work.end(), [&](const auto& p) { return p.seq == each.seq; });
-    KV_CHECK(part != step.work.end(), each.seq.value);
-    Sequence& sequence = *part->sequence;
+    const auto found = std::find_if(part, step.work.end(),
+                                    [&](const auto& behind) { return behind.seq == each.seq; });
+    if (found != step.work.end()) part = found;
+    Sequence& sequence = found != step.work.end() ? *found->sequence : sequences_.at(each.seq);
     if (sequence.has_ended) continue;
     ++generated;
     sequence.tokens.push_back(each.token.token);
