@@ -85,7 +85,7 @@ class BlockManagerState {
   /// The work of a plan that is done: plans to come are made in its memory. With hundreds of
   /// sequences, taking it anew for each and freeing it in the executor's thread was a quarter of a
   /// step's time outside the executor.
-  void reuse(std::vector<ScheduledSequence>&& spent);
+  void reuse(std::vector<ScheduledSequence> spent);
 
   /// Whether sequences would find room, if nothing waited. Changes nothing, and may be called at
   /// any time.
@@ -141,6 +141,11 @@ class BlockManagerState {
     std::size_t looked_up = 0;   ///< blocks that were looked up
     std::uint32_t computed = 0;  ///< tokens
     bool is_own_copy = false;    ///< what the device tier lacks is in the sequence's host tables
+  };
+  /// Of a sequence in a plan that is done.
+  struct Lists {
+    std::vector<TokenId> tokens;
+    std::vector<BlockId> blocks;
   };
   /// What an admission takes.
   struct Need {
@@ -258,8 +263,8 @@ class BlockManagerState {
   BlockManagerConfig config_;
   std::uint32_t tokens_per_block_;
   std::unordered_map<SeqId, Sequence> sequences_;
-  std::deque<StepUnderWay> steps_;        ///< in their order
-  std::vector<ScheduledSequence> spent_;  ///< whose memory is to be had
+  std::deque<StepUnderWay> steps_;  ///< in their order
+  std::vector<Lists> spent_;        ///< whose memory is to be had
   /// Whom plan_ahead() plans for, in their order; its step, and the most tokens of it.
   std::vector<SeqId> going_on_;
   std::uint64_t next_step_ = 0;

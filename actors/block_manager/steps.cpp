@@ -165,11 +165,10 @@ void BlockManagerState::finish_step(const StepDone& done) {
   pool_.release(step.leaving);
 }
 
-void BlockManagerState::reuse(std::vector<ScheduledSequence>&& spent) {
-  if (spent_.empty())
-    spent_ = std::move(spent);
-  else
-    std::ranges::move(spent, std::back_inserter(spent_));
+/// What else the work refers to, as the rows of a prompt, lives no longer than the step.
+void BlockManagerState::reuse(std::vector<ScheduledSequence> spent) {
+  for (ScheduledSequence& work : spent)
+    spent_.push_back({std::move(work.tokens), std::move(work.blocks)});
 }
 
 void BlockManagerState::compute_done(Sequence& sequence, std::uint32_t tokens) {
