@@ -14,7 +14,7 @@
 #   make page-test  the page of kvhive serve in a headless Chromium; pictures go to build/page/
 #   make beside-vllm  decisions of vLLM's own scheduler and KV-cache manager beside ours, for REQUESTS=3000, what its sampler makes of logits, and its beam search (from PyPI: 7 GB; RECORD=1: as data)
 #   make beside-transformers  the logits of every model family beside transformers', and tensors that torch saves (both from PyPI: 5 GB; RECORD=1: as data)
-#   make random    STEPS=1000000 random steps of pool and block manager, in each mix, against models of them: half an hour
+#   make random    STEPS=1000000 random steps of pool and block manager, in each mix, against models of them: a quarter of an hour
 #   make chaos     random SIGKILLs for MINUTES=10, from SEED=any
 #   make matrices  every case of the kernels' matrices, also where an emulated GPU is slow
 #   make mutants   seeded mistakes, each built and caught by a test; MUTANTS="words" for some of them, SAMPLE=24 for as many, from SEED=any

@@ -1,7 +1,7 @@
 // Several models in one pool: random operations of engines in two real processes that take turns,
 // against a pool that is written in the simplest way: prompts in every cache group, with adapters,
 // aborted before and after they are computed, forked, swapped, and evicted content that moves to
-// the host tier. KVHIVE_STEPS=1000000 for a long run: two minutes for each mix.
+// the host tier. KVHIVE_STEPS=1000000 for a long run.
 
 #include <gmock/gmock.h>
 #include <sys/prctl.h>
