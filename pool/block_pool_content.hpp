@@ -4,6 +4,7 @@
 // both a tenth slower. What is on the stack has been stored, and the atomic exchange that pins a
 // block waits for all stores before it.
 
+#include "base/kill_point.hpp"
 #include "pool/block_pool.hpp"
 
 namespace kvhive {

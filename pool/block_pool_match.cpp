@@ -11,7 +11,8 @@ namespace kvhive {
 
 /// Prefetches what a match reads. Index buckets are at random addresses and all other reads depend
 /// on them, so they are prefetched up to 64 blocks ahead. The descriptors and token rows that they
-/// lead to mostly lie side by side, and are prefetched 8 blocks ahead.
+/// lead to mostly lie side by side, and are prefetched 8 blocks ahead, as are the prompt's own
+/// tokens.
 class BlockPool::MatchPrefetch {
  public:
   MatchPrefetch(const BlockPool& pool, Tier tier, std::span<const Hash128> chain,

@@ -4,6 +4,7 @@
 
 #include "base/check.hpp"
 #include "base/kill_point.hpp"
+#include "base/prefetch.hpp"
 #include "pool/block_pool_content.hpp"
 
 namespace kvhive {
@@ -28,7 +29,7 @@ Prefix BlockPool::publish(const Prefix& from, std::span<const BlockId> blocks,
     index_.prefetch_to_write(chain[i]);
     view(blocks[i]).prefetch_to_write();
     memory_.tokens_of(blocks[i]).prefetch_to_write();
-    kvhive::prefetch(&chain[i] + kAhead);  // read when that block is prefetched
+    if (i + kAhead < chain.size()) prefetch(&chain[i + kAhead]);  // which is read here next
   };
   for (std::size_t i = 0; i < kAhead; ++i) prefetch_ahead(i);
 

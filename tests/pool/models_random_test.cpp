@@ -423,6 +423,7 @@ class Side {
       else
         take_turn(done);
       if (::testing::Test::HasFailure()) return;
+      if (is_over) expect_hits(steps);
       if (other_has_ended_) return expect_an_empty_pool();
       if (!tell(done, is_over) || is_over || !listen(done)) return;
     }
@@ -474,6 +475,10 @@ class Side {
     return true;
   }
 
+  /// Each engine's.
+  void expect_hits(std::uint64_t steps) {
+    for (const Engine& engine : engines_) EXPECT_GT(engine.deeds().hits, steps / 300);
+  }
   void expect_an_empty_pool() {
     for (const Tier tier : {Tier::device, Tier::host})
       EXPECT_EQ(simple_.free(tier) + simple_.idle(tier).size(),
