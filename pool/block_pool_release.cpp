@@ -67,8 +67,8 @@ bool BlockPool::drop_references(std::span<const BlockId> blocks) {
 }
 
 /// Its rare case is the last thing that it does, so that it saves no registers: an atomic exchange
-/// waits for all stores before it. Aligned, because where it began in the middle of a line, releases
-/// took a tenth longer.
+/// waits for all stores before it. Aligned, because where it began in the middle of a line,
+/// releases took a tenth longer.
 [[gnu::aligned(64)]] void BlockPool::unpin(BlockId block) {
   if (lanes_.count() != 1) [[unlikely]]
     return unpin_in_lane(block);
