@@ -375,8 +375,13 @@ TEST_F(PortTest, ADomainThatWastesItsTurnsHasNoneForAWhile) {
 
 TEST_F(PortTest, AClosedChannelsPromptsAreForgotten) {
   make_port();
-  for (int i = 0; i < 10; ++i) line(1).submit_text(200'000);
-  run_until([&] { return !arrived().empty(); });
+  std::vector<std::uint32_t> slots{line(1).submit_text(1'000'000)};  // read for longer than it takes
+  for (int i = 0; i < 10; ++i) slots.push_back(line(1).submit_text(20'000));  // to take these
+  run_until([&] {
+    return std::all_of(slots.begin(), slots.end(), [&](std::uint32_t slot) {
+      return answer_in(line(1).client.raw_answers().data(), slot).state.load() != SlotState{};
+    });
+  });
   port_->close(1);
   for (int i = 0; i < 12; ++i) line(2).submit_text(20'000);  // the channels would take turns
   const auto arrived_of = [&](std::uint64_t channel) {
