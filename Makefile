@@ -16,7 +16,7 @@
 #   make beside-transformers  the logits of every model family beside transformers', and tensors that torch saves (both from PyPI: 5 GB; RECORD=1: as data)
 #   make random    STEPS=1000000 random steps of pool and block manager, in each mix, against models of them: a quarter of an hour
 #   make chaos     random SIGKILLs for MINUTES=10, from SEED=any
-#   make matrices  every case of the kernels' matrices, also where an emulated GPU is slow
+#   make matrices  every case of the kernels' matrices, and models with every KV, also where an emulated GPU is slow
 #   make mutants   seeded mistakes, each built and caught by a test; MUTANTS="words" for some of them, SAMPLE=24 for as many, from SEED=any
 #   make enemies   hostile users beside honest ones for MINUTES=10; SEED=any, USERS=8, ATTACKS="words" for some attacks
 #   make harms     the harm of each line S1 to S12 that was found, and what honest clients notice; BIN=another build's, LINES="S1 S4"
@@ -26,11 +26,12 @@
 #   make try-systemd  the daemon's unit under a real systemd, in namespaces (root)
 #   make asan      the tests under AddressSanitizer and UBSan        (own build folder);
 #                  ONLY="ipc keeper" for some test programs
-#   make tsan      CUDA kernels, emulated, and the CAF-free tests under ThreadSanitizer (own build folder)
+#   make tsan      CUDA kernels, emulated, and the CAF-free tests under ThreadSanitizer (own build folder);
+#                  ONLY="base pool" for some test programs
 #   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang);
 #                  ONLY="http packet" for some targets
 #   make lint      formatting, include rules, clang-tidy
-.PHONY: demo serve page-test test build install package bench bench-peers bench-llama beside-openai beside-vllm-events beside-transformers beside-vllm random chaos matrices mutants enemies harms harms-programs siege keeper-kills try-systemd timing asan tsan fuzz lint configure packages clean
+.PHONY: demo serve page-test test build install package bench bench-peers bench-llama beside-openai beside-vllm-events beside-transformers beside-vllm random chaos matrices mutants enemies harms harms-programs siege keeper-kills try-systemd timing asan tsan tsan-kernels fuzz lint configure packages clean
 
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
@@ -115,8 +116,8 @@ chaos: configure
 	  build/bin/kvhive_crash_test --gtest_brief=1 --gtest_filter='PoolCrash.NothingIsLost*'
 
 matrices: configure
-	@cmake --build --preset release -j $(JOBS) --target kvhive_kernels_test
-	KVHIVE_EVERY_CASE=1 ctest --test-dir build --output-on-failure -j $(JOBS) -R 'kernels\..*Matrix'
+	@cmake --build --preset release -j $(JOBS) --target kvhive_kernels_test kvhive_gpu_models_test
+	KVHIVE_EVERY_CASE=1 ctest --test-dir build --output-on-failure -j $(JOBS) -R 'kernels\..*Matrix|gpu_models\..*PrefillChunks'
 
 mutants: configure
 	@cmake --build --preset release -j $(JOBS) --target $$(python3 tests/mutants/mutants.py --programs)
@@ -155,12 +156,14 @@ asan: packages
 	@cmake --build --preset asan -j $(JOBS) $(if $(ONLY),--target $(ONLY:%=kvhive_%_test))
 	ctest --preset asan -j $(JOBS) $(if $(ONLY),-L '^($(subst $() ,|,$(strip $(ONLY))))$$')
 
-tsan: configure
+tsan: $(if $(ONLY),packages,tsan-kernels)
+	@cmake --preset tsan --log-level=WARNING >/dev/null
+	@cmake --build --preset tsan -j $(JOBS) $(if $(ONLY),--target $(ONLY:%=kvhive_%_test) $(if $(filter pool,$(ONLY)),memory_orders))
+	ctest --preset tsan --no-tests=error -j $(JOBS) $(if $(ONLY),-L '^($(subst $() ,|,$(strip $(ONLY))))$$')
+
+tsan-kernels: configure
 	@cmake --build --preset release -j $(JOBS) --target kvhive_sanitized_kernels_thread
 	build/bin/kvhive_sanitized_kernels_thread --gtest_brief=1
-	@cmake --preset tsan --log-level=WARNING >/dev/null
-	@cmake --build --preset tsan -j $(JOBS)
-	ctest --preset tsan -j $(JOBS)
 
 fuzz:
 	@tools/install_packages.sh clang-14 libclang-rt-14-dev libomp-14-dev

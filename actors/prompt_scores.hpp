@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "actors/messages.hpp"
-#include "models/model_config.hpp"
+#include "models/config/model_config.hpp"
 
 namespace kvhive {
 

@@ -35,6 +35,8 @@ class JsonFields {
       : object_(object), where_(std::move(where)) {}
 
   bool has(const std::string& name) const;
+  /// Whether the field is there and null: another thing than left out, where that means a default.
+  bool is_null(const std::string& name) const { return object_.contains(name) && !has(name); }
   const nlohmann::json& json() const { return object_; }
   const std::string& where() const { return where_; }
 

@@ -1,6 +1,6 @@
 #pragma once
-// Picks the next token for every row of logits, by the rules of models/sampling/sampler.hpp: a pure function
-// of (logits, choice).
+// Picks the next token for every row of logits, by the rules of models/sampling/sampler.hpp: a pure
+// function of (logits, choice).
 
 #include <cstdint>
 #include <limits>

@@ -24,6 +24,8 @@ void softmax(std::span<float> row) {
   for (float& value : row) value /= sum;
 }
 
+float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
+
 /// The numbers of `values`, those of the `count` largest first; of equals the lower number first.
 void order_by(std::span<const float> values, std::size_t count, std::vector<std::int32_t>& order) {
   order.resize(values.size());
@@ -44,6 +46,10 @@ void keep_groups(std::span<float> row, const ExpertChoice& choice,
   order_by(most, choice.chosen_groups, order);
   for (std::size_t g = choice.chosen_groups; g < most.size(); ++g)
     std::ranges::fill(row.subspan(order[g] * size, size), -1.0f);
+}
+
+void copy_scaled(std::span<const float> from, float factor, float* to) {
+  for (std::size_t d = 0; d < from.size(); ++d) to[d] = factor * from[d];
 }
 
 /// Consecutive experts that are computed together.
@@ -76,12 +82,15 @@ void ExpertRoutes::choose(std::span<const float> logits, const ExpertChoice& cho
   KV_CHECK(E % choice.groups == 0 && E / choice.groups * choice.chosen_groups >= k, choice.groups,
            choice.chosen_groups);
   const std::size_t T = logits.size() / E;
+  are_of_inputs = choice.scores == ExpertScores::sigmoid;
   dense_.assign(logits.begin(), logits.end());
   for (std::size_t t = 0; t < T; ++t) {
     const auto row = std::span(dense_).subspan(t * E, E);
-    softmax(row);
+    if (choice.scores == ExpertScores::softmax) softmax(row);
     if (choice.chosen_groups < choice.groups) keep_groups(row, choice, order_);
     order_by(row, k, order_);
+    if (choice.scores == ExpertScores::sigmoid)
+      for (std::size_t i = 0; i < k; ++i) row[order_[i]] = sigmoid(row[order_[i]]);
     float sum = 0;
     for (std::size_t i = 0; i < k; ++i) sum += row[order_[i]];
     // What is not chosen becomes negative: a chosen expert's weight may be 0.
@@ -137,8 +146,8 @@ void run_experts(const ExpertRoutes& routes, std::span<const ExpertWeights> expe
     const std::size_t count = end - begin;
     rows.grow(count, shape);
     for (std::int32_t i = begin; i < end; ++i)
-      std::ranges::copy(x.subspan(routes.tokens[i] * hidden, hidden),
-                        rows.x.begin() + (i - begin) * hidden);
+      copy_scaled(x.subspan(routes.tokens[i] * hidden, hidden),
+                  routes.are_of_inputs ? routes.weights[i] : 1, &rows.x[(i - begin) * hidden]);
 
     const auto run = [&](std::int32_t e) {
       const std::size_t of_expert = routes.count(e), at = routes.first[e] - begin;
@@ -162,7 +171,8 @@ void run_experts(const ExpertRoutes& routes, std::span<const ExpertWeights> expe
     for (std::int32_t i = begin; i < end; ++i) {
       const auto to = out.subspan(routes.tokens[i] * hidden, hidden);
       const float* from = &rows.y[(i - begin) * hidden];
-      for (std::size_t d = 0; d < hidden; ++d) to[d] += routes.weights[i] * from[d];
+      const float weight = routes.are_of_inputs ? 1 : routes.weights[i];
+      for (std::size_t d = 0; d < hidden; ++d) to[d] += weight * from[d];
     }
   }
 }

@@ -7,13 +7,15 @@
 // the order of their numbers, whatever else is in the step.
 //
 // Source: transformers, models/qwen3_moe/modeling_qwen3_moe.py (router in f32, softmax over all
-// experts, then the most likely); models/deepseek_v2/modeling_deepseek_v2.py (groups, scale).
+// experts, then the most likely); models/deepseek_v2/modeling_deepseek_v2.py (groups, scale);
+// models/llama4/modeling_llama4.py (sigmoid, weighted inputs).
 
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "models/config/architecture.hpp"
 #include "models/product/matmul.hpp"
 
 namespace kvhive {
@@ -28,13 +30,15 @@ struct ExpertChoice {
   /// the most likely experts are chosen from. \pre `groups` divides E
   std::int32_t groups = 1;
   std::int32_t chosen_groups = 1;
+  ExpertScores scores = ExpertScores::softmax;
 };
 
 /// Which tokens of a step go to which expert.
 struct ExpertRoutes {
   std::vector<std::int32_t> first;   ///< [E+1] where each expert's tokens begin; first[E] == T*k
   std::vector<std::int32_t> tokens;  ///< [T*k] rows of the step, ascending for each expert
-  std::vector<float> weights;        ///< [T*k] what each expert's output is multiplied by
+  std::vector<float> weights;  ///< [T*k] what each expert's output, or input, is multiplied by
+  bool are_of_inputs = false;  ///< the weights
 
   /// Chooses by the router's logits [T, E]: the k most likely experts of each token; of equals, the
   /// one with the lower number. The same of groups.
@@ -75,7 +79,7 @@ struct ExpertRows {
                                  const ExpertShape& shape);
 };
 
-/// out = for each token the weighted sum of its experts' outputs (SwiGLU).
+/// out = for each token the sum of its experts' outputs (SwiGLU), these or their inputs weighted.
 ///
 /// \param x, out  [T, hidden]; may not overlap
 void run_experts(const ExpertRoutes& routes, std::span<const ExpertWeights> experts,

@@ -10,7 +10,7 @@
 #include "kernels/paged_kv.hpp"
 #include "kernels/paged_mla.hpp"
 #include "models/layer_groups.hpp"
-#include "models/model_config.hpp"
+#include "models/config/model_config.hpp"
 
 namespace kvhive {
 

@@ -11,9 +11,14 @@ namespace kvhive {
 namespace {
 
 CacheGroup kind_of(const ModelConfig& config, std::int32_t layer) {
-  const std::int32_t window = config.window_of(layer);
-  if (window <= 0 || window >= config.max_position_embeddings) return {};
-  return {CacheKind::sliding_window, static_cast<std::uint32_t>(window)};
+  const auto is_outgrown = [&](std::int32_t span) {
+    return span > 0 && span < config.max_position_embeddings;
+  };
+  if (const std::int32_t chunk = config.chunk_of(layer); is_outgrown(chunk))
+    return {CacheKind::chunked_local, static_cast<std::uint32_t>(chunk)};
+  if (const std::int32_t window = config.window_of(layer); is_outgrown(window))
+    return {CacheKind::sliding_window, static_cast<std::uint32_t>(window)};
+  return {};
 }
 
 std::size_t ceil_div(std::size_t a, std::size_t b) { return (a + b - 1) / b; }

@@ -9,7 +9,7 @@
 #include "base/expected.hpp"
 #include "config/cache_groups.hpp"
 #include "config/kv_layout.hpp"
-#include "models/model_config.hpp"
+#include "models/config/model_config.hpp"
 
 namespace kvhive {
 
@@ -33,13 +33,13 @@ struct AttentionKind {
   friend bool operator==(const AttentionKind&, const AttentionKind&) = default;
 };
 
-/// All layers in one group of full attention. Windows mask, and free nothing.
+/// All layers in one group of full attention. Windows and chunks mask, and free nothing.
 LayerGroups one_group(const ModelConfig& config);
 
-/// Layers with the same window in groups of equal size. With several windows: as many layers in a
-/// group as the rarest window has, or as the most frequent one has if these are less than a quarter
-/// more. A window that no sequence outgrows is none. Groups get larger where kMostGroups would be
-/// exceeded.
+/// Layers with the same window, or chunk, in groups of equal size. With several of them: as many
+/// layers in a group as the rarest has, or as the most frequent one has if these are less than a
+/// quarter more. A window that no sequence outgrows is none. Groups get larger where kMostGroups
+/// would be exceeded.
 LayerGroups group_layers(const ModelConfig& config);
 
 /// The one of these two whose blocks have as many layers as `layout` says.

@@ -35,21 +35,42 @@ bool has_bias(const ModelConfig& config, BiasRule rule) {
 
 constexpr std::int32_t kNoExpert = -1;
 
+/// How the model's files call a weight, and how its experts lie there.
+WeightName name_of(const ModelConfig& config, const LayerWeightRow& row) {
+  for (const WeightName& other : config.architecture->names)
+    if (other.weight == row.weight) return other;
+  return {row.weight, row.name};
+}
+
 /// "mlp.experts.*.up_proj" of expert 3 is "mlp.experts.3.up_proj".
-std::string name_of(const LayerWeightRow& row, std::int32_t expert) {
-  std::string name(row.name);
-  if (expert != kNoExpert) name.replace(name.find('*'), 1, std::to_string(expert));
-  return name;
+std::string numbered(std::string_view name, std::int32_t expert) {
+  std::string text(name);
+  if (const auto star = text.find('*'); star != std::string::npos)
+    text.replace(star, 1, std::to_string(expert));
+  return text;
+}
+
+std::optional<PackedMatrix> packed(const ModelConfig& config, Packing packing, std::int32_t rows) {
+  switch (packing) {
+    case Packing::none: return std::nullopt;
+    case Packing::alone: return PackedMatrix{config.experts, rows, 0};
+    case Packing::first_of_two: return PackedMatrix{config.experts, 2 * rows, 0};
+    case Packing::second_of_two: return PackedMatrix{config.experts, 2 * rows, rows};
+  }
+  return std::nullopt;
 }
 
 ModelTensor tensor_of(const ModelConfig& config, const LayerWeightRow& row, std::int32_t layer,
                       std::int32_t expert) {
+  const WeightName name = name_of(config, row);
+  const std::int32_t rows = width_of(config, row.rows);
   return {.use = ModelTensor::Use::layer,
           .layer = layer,
           .weight = row.weight,
           .expert = expert,
-          .name = "model.layers." + std::to_string(layer) + "." + name_of(row, expert),
-          .rows = width_of(config, row.rows),
+          .name = "model.layers." + std::to_string(layer) + "." + numbered(name.name, expert),
+          .packed = packed(config, name.packing, rows),
+          .rows = rows,
           .columns = width_of(config, row.columns),
           .has_bias = has_bias(config, row.bias),
           .product = row.product,
@@ -85,6 +106,7 @@ void add_layer(std::vector<ModelTensor>& tensors, const ModelConfig& config, std
 
 std::vector<std::int64_t> ModelTensor::weight_shape() const {
   if (is_vector()) return {rows};
+  if (packed) return {packed->experts, columns, packed->wide};
   return {rows, columns};
 }
 

@@ -2,13 +2,22 @@
 // The one list of a model's tensors. Everything that loads, places or counts weights walks it.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "models/architecture.hpp"
-#include "models/model_config.hpp"
+#include "models/config/architecture.hpp"
+#include "models/config/model_config.hpp"
 
 namespace kvhive {
+
+/// A matrix of one expert in a tensor of all experts, [experts, columns, wide]: it is the transpose
+/// of a part of the expert's rows, its element (row, column) at [expert, column, first + row].
+struct PackedMatrix {
+  std::int32_t experts = 0;
+  std::int32_t wide = 0;
+  std::int32_t first = 0;
+};
 
 /// A matrix or vector of the model's files, perhaps with a bias.
 struct ModelTensor {
@@ -19,6 +28,7 @@ struct ModelTensor {
   LayerWeight weight = LayerWeight::input_norm;  ///< what the layer uses it for
   std::int32_t expert = -1;                      ///< which expert's; -1: no expert's
   std::string name;                              ///< in the files, without ".weight" or ".bias"
+  std::optional<PackedMatrix> packed{};          ///< where it lies, if not in a tensor of its own
   std::int32_t rows = 0;
   std::int32_t columns = 0;  ///< 0: a vector [rows], else a row-major matrix [rows, columns]
   bool has_bias = false;     ///< [rows]
@@ -26,8 +36,9 @@ struct ModelTensor {
   Fusion fusion = Fusion::none;
 
   bool is_vector() const { return columns == 0; }
-  std::string weight_name() const { return name + ".weight"; }
+  std::string weight_name() const { return packed ? name : name + ".weight"; }
   std::string bias_name() const { return name + ".bias"; }
+  /// Of the tensor weight_name(): of all experts, if it is packed.
   std::vector<std::int64_t> weight_shape() const;
   std::vector<std::int64_t> bias_shape() const { return {rows}; }
 };

@@ -18,6 +18,7 @@ float llama3_frequency(float frequency, const RopeScaling& scaling) {
   if (wavelength > context / scaling.low_freq_factor)
     return frequency / static_cast<float>(scaling.factor);
   if (wavelength < context / scaling.high_freq_factor) return frequency;
+  if (scaling.high_freq_factor == scaling.low_freq_factor) return frequency;
   const auto smooth = static_cast<float>((context / wavelength - scaling.low_freq_factor) /
                                          (scaling.high_freq_factor - scaling.low_freq_factor));
   return (1 - smooth) * frequency / static_cast<float>(scaling.factor) + smooth * frequency;

@@ -1,7 +1,7 @@
 #pragma once
 // Rotary position embeddings. Dimensions are paired as in Hugging Face's "rotate half": dimension i
-// is rotated together with dimension i + D/2; of DeepSeek's models, dimension 2i with dimension
-// 2i+1.
+// is rotated together with dimension i + D/2; of DeepSeek's models and Llama 4, dimension 2i with
+// dimension 2i+1.
 //
 // Source: Su et al., RoFormer (2021); Peng et al., YaRN (2023); transformers:
 // modeling_rope_utils.py. The code does the same float32 operations in the same order, since models
@@ -11,8 +11,8 @@
 #include <span>
 #include <vector>
 
-#include "models/model_config.hpp"
-#include "models/rope_config.hpp"
+#include "models/config/model_config.hpp"
+#include "models/config/rope_config.hpp"
 
 namespace kvhive {
 
@@ -35,8 +35,8 @@ class Rope {
   /// Rotates rows [T, heads, D] in place.
   void rotate(std::span<float> rows, std::int32_t heads, const RopeAngles& angles) const;
 
-  /// Rotates dimensions 2i and 2i+1 together, as DeepSeek's models are trained: in place, the first
-  /// dimensions of rows [T, heads] that begin `stride` floats apart.
+  /// Rotates dimensions 2i and 2i+1 together, as DeepSeek's models and Llama 4 are trained: in
+  /// place, the first dimensions of rows [T, heads] that begin `stride` floats apart.
   void rotate_neighbours(std::span<float> rows, std::size_t stride, std::int32_t heads,
                          const RopeAngles& angles) const;
 

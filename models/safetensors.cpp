@@ -190,13 +190,36 @@ Expected<SafetensorsDirectory> SafetensorsDirectory::open(const std::filesystem:
   const bool sharded = !std::filesystem::exists(single) && std::filesystem::exists(index);
   auto tensors = sharded ? opened.add_shards(index) : opened.add_file(single);
   if (!tensors) return forward_error(tensors);
+  opened.name_text_part("");
   return opened;
+}
+
+/// Gives the tensors of a multimodal model's text part the names that a model of text has.
+/// \param before  what all their names begin with
+void SafetensorsDirectory::name_text_part(std::string_view before) {
+  constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+      {"language_model.model.", "model."},
+      {"language_model.lm_head.", "lm_head."},
+      {"model.language_model.", "model."}};
+  std::map<std::string, Located> named;
+  while (!tensors_.empty()) {
+    auto tensor = tensors_.extract(tensors_.begin());
+    std::string& name = tensor.key();
+    for (const auto& [prefix, instead] : kNames)
+      if (name.starts_with(before) && name.substr(before.size()).starts_with(prefix)) {
+        name.replace(before.size(), prefix.size(), instead);
+        break;
+      }
+    named.insert(std::move(tensor));
+  }
+  tensors_ = std::move(named);
 }
 
 Expected<SafetensorsDirectory> SafetensorsDirectory::open_file(const std::filesystem::path& file) {
   SafetensorsDirectory opened;
   opened.directory_ = file.parent_path().string();
   if (auto tensors = opened.add_file(file); !tensors) return forward_error(tensors);
+  opened.name_text_part("base_model.model.");
   return opened;
 }
 

@@ -48,11 +48,14 @@ struct TensorEntry {
 std::string shape_text(std::span<const std::int64_t> shape);
 
 /// The tensors of a model directory: model.safetensors, or else the shards that
-/// model.safetensors.index.json names.
+/// model.safetensors.index.json names. Those of a model that takes images, too, have the names of
+/// its text part alone: "language_model.model.norm.weight", as published, and
+/// "model.language_model.norm.weight", as transformers writes it today, are "model.norm.weight".
 class SafetensorsDirectory {
  public:
   [[nodiscard]] static Expected<SafetensorsDirectory> open(const std::filesystem::path& directory);
-  /// One file, whatever its name.
+  /// One file, whatever its name. In the names of an adapter's tensors, too, the text part is all
+  /// there is: behind "base_model.model.".
   [[nodiscard]] static Expected<SafetensorsDirectory> open_file(const std::filesystem::path& file);
 
   /// Of all tensors.
@@ -77,6 +80,7 @@ class SafetensorsDirectory {
 
   [[nodiscard]] Expected<std::size_t> add_file(const std::filesystem::path& path);
   [[nodiscard]] Expected<std::size_t> add_shards(const std::filesystem::path& index_path);
+  void name_text_part(std::string_view before);
 
   std::vector<MappedFile> files_;
   std::map<std::string, Located> tensors_;

@@ -13,6 +13,7 @@
 #include "models/rope.hpp"
 #include "models/row_ops.hpp"
 #include "models/transformer_weights.hpp"
+#include "models/config/load_model_config.hpp"
 
 namespace kvhive {
 namespace {
@@ -104,6 +105,18 @@ struct Activations {
   }
 };
 
+/// Queries [T, H, D] of a layer without rotation: the more keys there are, the larger.
+void tune_queries(const ModelConfig& config, std::span<const std::int32_t> positions,
+                  std::span<float> q) {
+  const auto [floor, scale] = config.query_tuning;
+  if (floor == 0) return;
+  const std::size_t width = q.size() / positions.size();
+  for (std::size_t t = 0; t < positions.size(); ++t) {
+    const float turns = std::floor((static_cast<float>(positions[t]) + 1) / floor);
+    scale_in_place(q.subspan(t * width, width), std::log(turns + 1) * scale + 1);
+  }
+}
+
 }  // namespace
 
 struct Transformer::State {
@@ -116,13 +129,16 @@ struct Transformer::State {
   LayerGroups ungrouped = one_group(config);
   LayerGroups grouped = group_layers(config);
   std::vector<LoraAdapter> adapters{};
+  std::vector<float> ones =
+      std::vector<float>(config.head_size, 1.0f);  ///< of norms without weights
 
   /// The product of a layer's matrix, and what the sequences' adapters add to it.
   void multiply(const ForwardBatch& batch, const LayerWeights& layer, LayerWeight weight,
                 std::span<const float> from, std::span<float> to);
   void embed(const ForwardBatch& batch);
-  void attend(const ForwardBatch& batch, LayerWeights& layer, const PagedKv& layer_kv,
-              GroupId group, std::int32_t window);
+  void attend(const ForwardBatch& batch, std::int32_t index, const PagedKv& layer_kv,
+              GroupId group);
+  void place_heads(const ForwardBatch& batch, std::int32_t index);
   void attend_latents(const ForwardBatch& batch, const LayerWeights& layer, const PagedLatents& kv,
                       GroupId group);
   void project_latents(const ForwardBatch& batch, const LayerWeights& layer);
@@ -176,8 +192,25 @@ void Transformer::State::multiply(const ForwardBatch& batch, const LayerWeights&
   }
 }
 
-void Transformer::State::attend(const ForwardBatch& batch, LayerWeights& layer,
-                                const PagedKv& layer_kv, GroupId group, std::int32_t window) {
+/// Tells the layer's queries and keys where they are.
+void Transformer::State::place_heads(const ForwardBatch& batch, std::int32_t index) {
+  if (!config.is_rotated(index)) return tune_queries(config, batch.positions, rows.q);
+  const bool has_other_angles = config.window_of(index) > 0 && sliding_rope;
+  const RopeAngles& angles = has_other_angles ? rows.sliding_angles : rows.angles;
+  const auto rotate = [&](std::span<float> of, std::int32_t heads) {
+    if (config.architecture->rotated_pairs == RotatedPairs::halves)
+      rope.rotate(of, heads, angles);
+    else
+      rope.rotate_neighbours(of, static_cast<std::size_t>(config.head_size), heads, angles);
+    if (config.has_l2_norms) rms_norm(of, ones, config.rms_norm_eps, of);
+  };
+  rotate(rows.q, config.heads);
+  rotate(rows.k, config.kv_heads);
+}
+
+void Transformer::State::attend(const ForwardBatch& batch, std::int32_t index,
+                                const PagedKv& layer_kv, GroupId group) {
+  LayerWeights& layer = weights.layers[index];
   const PagedKv kv = with_scales(layer_kv, layer.kv_scales);
   norm(layer, LayerWeight::input_norm, rows.hidden, rows.normed);
   multiply(batch, layer, LayerWeight::q, rows.normed, rows.q);
@@ -187,10 +220,7 @@ void Transformer::State::attend(const ForwardBatch& batch, LayerWeights& layer,
     norm(layer, LayerWeight::q_norm, rows.q, rows.q);
     norm(layer, LayerWeight::k_norm, rows.k, rows.k);
   }
-  const bool has_other_angles = window > 0 && sliding_rope;
-  const RopeAngles& angles = has_other_angles ? rows.sliding_angles : rows.angles;
-  rope.rotate(rows.q, config.heads, angles);
-  rope.rotate(rows.k, config.kv_heads, angles);
+  place_heads(batch, index);
 
   attention.write({.k = rows.k.data(),
                    .v = rows.v.data(),
@@ -206,7 +236,8 @@ void Transformer::State::attend(const ForwardBatch& batch, LayerWeights& layer,
                     .B = static_cast<std::int32_t>(batch.kv_len.size()),
                     .H = config.heads,
                     .M = batch.max_blocks,
-                    .window = window,
+                    .window = config.window_of(index),
+                    .chunk = config.chunk_of(index),
                     .soft_cap = config.attention_soft_cap,
                     .scale = config.score_scale()});
   multiply(batch, layer, LayerWeight::o, rows.heads, rows.normed);
@@ -294,7 +325,8 @@ void Transformer::State::run_sparse(const LayerWeights& layer) {
                                    .are_weights_normed = config.are_expert_weights_normed,
                                    .scale = config.routed_scale,
                                    .groups = config.expert_groups.count,
-                                   .chosen_groups = config.expert_groups.chosen});
+                                   .chosen_groups = config.expert_groups.chosen,
+                                   .scores = config.expert_scores});
   run_experts(rows.routes, layer.experts, expert_shape(config), rows.normed, rows.experts,
               rows.mixed);
   if (config.shared_experts > 0) run_shared(layer);
@@ -384,8 +416,7 @@ void Transformer::forward(const ForwardBatch& batch, std::byte* kv_base, const K
     if (state.config.is_latent())
       state.attend_latents(batch, weights, latent_view(kv_base, layout, slot), group);
     else
-      state.attend(batch, weights, layer_view(kv_base, layout, slot), group,
-                   state.config.window_of(layer));
+      state.attend(batch, layer, layer_view(kv_base, layout, slot), group);
     state.feed_forward(batch, weights);
   }
   state.project(batch.logit_rows, logits);

@@ -16,7 +16,7 @@
 #include "config/kv_layout.hpp"
 #include "models/attention_backend.hpp"
 #include "models/forward_batch.hpp"
-#include "models/model_config.hpp"
+#include "models/config/model_config.hpp"
 
 namespace kvhive {
 

@@ -1,5 +1,7 @@
 #include "models/transformer_weights.hpp"
 
+#include <algorithm>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -36,6 +38,24 @@ Expected<float> read_one_scale(const SafetensorsDirectory& files, const std::str
   return values->front();
 }
 
+/// The bytes of one expert's matrix, row by row, from the tensor of all experts.
+std::vector<std::byte> unpacked(const ModelTensor& listed, const TensorView& all) {
+  const std::size_t rows = listed.rows, columns = listed.columns, size = bytes_of(all.dtype);
+  const std::size_t pitch = std::size_t(listed.packed->wide) * size;
+  const std::byte* const from =
+      all.bytes.data() +
+      (listed.expert * columns * listed.packed->wide + listed.packed->first) * size;
+  std::vector<std::byte> turned(rows * columns * size);
+  // A few rows at a time, so that their lines stay in the cache until they are full.
+  constexpr std::size_t kAtOnce = 16;
+  for (std::size_t first = 0; first < rows; first += kAtOnce)
+    for (std::size_t column = 0; column < columns; ++column)
+      for (std::size_t row = first; row < std::min(first + kAtOnce, rows); ++row)
+        std::memcpy(&turned[(row * columns + column) * size], from + column * pitch + row * size,
+                    size);
+  return turned;
+}
+
 /// Looks up tensors one after the other. After the first error all further lookups return empty
 /// results; these are never used, since load() returns the error.
 class TensorReader {
@@ -67,6 +87,7 @@ class TensorReader {
   }
 
   std::optional<Matmul> matmul(const ModelTensor& listed) {
+    if (listed.packed) return unpacked_matmul(listed);
     if (is_quantized(listed)) return quantized_matmul(listed);
     const auto weights = tensor(listed.weight_name(), listed.weight_shape());
     auto bias = bias_of(listed);
@@ -122,6 +143,13 @@ class TensorReader {
     }
     count();
     return std::move(*values);
+  }
+
+  /// Products read rows, so a packed matrix is copied and turned.
+  std::optional<Matmul> unpacked_matmul(const ModelTensor& listed) {
+    const auto all = tensor(listed.weight_name(), listed.weight_shape());
+    if (failed_) return std::nullopt;
+    return Matmul({all.dtype, listed.rows, listed.columns, {}}, unpacked(listed, all), {});
   }
 
   std::optional<Matmul> quantized_matmul(const ModelTensor& listed) {

@@ -9,7 +9,7 @@
 
 #include "models/experts.hpp"
 #include "models/latent/latent_heads.hpp"
-#include "models/model_config.hpp"
+#include "models/config/model_config.hpp"
 #include "models/model_tensors.hpp"
 #include "models/product/matmul.hpp"
 #include "models/safetensors.hpp"

@@ -299,6 +299,8 @@ class BlockPool {
   void merge_lanes(IdleOrder& idle, std::size_t count, std::vector<std::size_t>& most,
                    IdleOrder::Chances chances);
   void evict_candidates(Demand& demand);
+  void prefetch_coming(const Demand& demand);
+  void prefetch_to_evict(BlockId block) const;
   bool evict(Demand& demand, Candidate candidate);
   bool keep_if_referenced(BlockId block, BlockWord seen);
   void begin_filling(BlockId block, const Demand& demand);

@@ -106,8 +106,25 @@ bool BlockPool::take_idle(Demand& demand, Reach reach) {
     KV_KILL_POINT("evict.before_commit");
     idle.commit();
     KV_KILL_POINT("evict.committed");
+    prefetch_coming(demand);
   }
   return true;
+}
+
+/// Many blocks' cache misses pass at the same time (evict_candidates()). Who takes them one by one,
+/// as decoding does, would wait for each: those of the next block but one begin now.
+void BlockPool::prefetch_coming(const Demand& demand) {
+  const IdleOrder& idle = tier(demand.tier).idle;
+  if (demand.count >= kAhead || idle.lanes() != 1) return;
+  for (std::size_t ahead = 1; ahead <= demand.count; ++ahead) {
+    const BlockId block = idle.coming(ahead);
+    if (memory_.has_block(block)) prefetch_to_evict(block);
+  }
+}
+
+void BlockPool::prefetch_to_evict(BlockId block) const {
+  references_.prefetch(block);
+  index_.prefetch_to_write(view(block).name());
 }
 
 /// Collects the oldest idle blocks that the allocation may evict as candidates, as many as it still
@@ -164,10 +181,7 @@ void BlockPool::merge_lanes(IdleOrder& idle, std::size_t count, std::vector<std:
 /// Evicts the candidates, except those that another process takes first.
 void BlockPool::evict_candidates(Demand& demand) {
   const auto prefetch_ahead = [&](std::size_t i) {
-    if (i >= candidates_.size()) return;
-    const BlockId block = candidates_[i].block;
-    references_.prefetch(block);
-    index_.prefetch_to_write(view(block).name());
+    if (i < candidates_.size()) prefetch_to_evict(candidates_[i].block);
   };
   const auto try_one = [&](std::size_t i) {
     prefetch_ahead(i + kAhead);

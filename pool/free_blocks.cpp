@@ -33,27 +33,41 @@ std::optional<Candidate> FreeBlocks::search_bitmap() {
   for (std::size_t s = 0; s < layout_.summary_words; ++s) {
     for (std::uint64_t groups = summary_[s].load(std::memory_order_relaxed); groups != 0;
          groups &= groups - 1) {
-      const auto group = static_cast<unsigned>(std::countr_zero(groups));
-      const std::size_t w = s * 64 + group;
-      if (w >= layout_.bitmap_words) break;  // a bit beyond the end is corrupt: not an index
-      for (std::uint64_t bits = bitmap_[w].load(std::memory_order_relaxed); bits != 0;
-           bits &= bits - 1) {
-        if (auto found = check_bit(w, static_cast<unsigned>(std::countr_zero(bits)))) return found;
-      }
-      // No free block is left in this word of the bitmap, so its bit in the summary is cleared. A
-      // process that sets a bit in the bitmap sets the summary's bit afterwards. So the bitmap word
-      // is read again after clearing, and the summary's bit is set again if necessary: no bit gets
-      // lost.
+      const auto bit = static_cast<unsigned>(std::countr_zero(groups));
+      const std::size_t group = s * 64 + bit;
+      if (group >= layout_.bitmap_groups) break;  // a bit beyond the end is corrupt: not an index
+      if (auto found = search_group(group)) return found;
+      // No free block is left in this group, so its bit in the summary is cleared. A process that
+      // sets a bit in the bitmap sets the summary's bit afterwards. So the group is read again
+      // after clearing, and the summary's bit is set again if necessary: no bit gets lost.
       KV_KILL_POINT("free.before_summary_clear");
-      summary_[s].fetch_and(~(1ull << group), std::memory_order_seq_cst);
+      summary_[s].fetch_and(~(1ull << bit), std::memory_order_seq_cst);
       KV_KILL_POINT("free.summary_cleared");
-      if (bitmap_[w].load(std::memory_order_seq_cst) == 0) continue;
+      if (!has_bits(group)) continue;
       KV_KILL_POINT("free.before_summary_again");
-      summary_[s].fetch_or(1ull << group, std::memory_order_relaxed);
+      summary_[s].fetch_or(1ull << bit, std::memory_order_relaxed);
       KV_KILL_POINT("free.summary_again");
     }
   }
   return std::nullopt;
+}
+
+std::optional<Candidate> FreeBlocks::search_group(std::size_t group) const {
+  const std::size_t first = group * layout_.kGroupWords;
+  const std::size_t end = std::min(first + layout_.kGroupWords, layout_.bitmap_words);
+  for (std::size_t w = first; w < end; ++w)
+    for (std::uint64_t bits = bitmap_[w].load(std::memory_order_relaxed); bits != 0;
+         bits &= bits - 1)
+      if (auto found = check_bit(w, static_cast<unsigned>(std::countr_zero(bits)))) return found;
+  return std::nullopt;
+}
+
+bool FreeBlocks::has_bits(std::size_t group) const {
+  const std::size_t first = group * layout_.kGroupWords;
+  const std::size_t end = std::min(first + layout_.kGroupWords, layout_.bitmap_words);
+  for (std::size_t w = first; w < end; ++w)
+    if (bitmap_[w].load(std::memory_order_seq_cst) != 0) return true;
+  return false;
 }
 
 /// Returns the block of a set bit if the block is free; otherwise the bit is stale and is cleared.
@@ -96,18 +110,19 @@ void FreeBlocks::announce(BlockId block) const {
   KV_KILL_POINT("free.before_bit_set");
   bitmap_[w].fetch_or(1ull << offset % 64, std::memory_order_seq_cst);
   KV_KILL_POINT("free.bit_set");
-  const std::uint64_t group = 1ull << w % 64;
-  if ((summary_[w / 64].load(std::memory_order_seq_cst) & group) != 0) return;
+  const std::size_t group = w / layout_.kGroupWords;
+  const std::uint64_t bit = 1ull << group % 64;
+  if ((summary_[group / 64].load(std::memory_order_seq_cst) & bit) != 0) return;
   KV_KILL_POINT("free.before_summary_set");
-  summary_[w / 64].fetch_or(group, std::memory_order_seq_cst);
+  summary_[group / 64].fetch_or(bit, std::memory_order_seq_cst);
   KV_KILL_POINT("free.summary_set");
 }
 
 bool FreeBlocks::is_announced(BlockId block) const {
   const std::uint32_t offset = block.value - layout_.first_block;
-  const std::size_t w = offset / 64;
+  const std::size_t w = offset / 64, group = w / layout_.kGroupWords;
   return (bitmap_[w].load(std::memory_order_relaxed) >> offset % 64 & 1) != 0 &&
-         (summary_[w / 64].load(std::memory_order_relaxed) >> w % 64 & 1) != 0;
+         (summary_[group / 64].load(std::memory_order_relaxed) >> group % 64 & 1) != 0;
 }
 
 std::size_t FreeBlocks::find_lost() const {

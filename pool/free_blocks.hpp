@@ -37,7 +37,7 @@ class FreeBlocks {
   /// Only sets the block's bit. The reaper calls this for the blocks of a dead process.
   void announce(BlockId block) const;
 
-  /// Whether the block's bit is set in the bitmap, and the bit of its bitmap word in the summary.
+  /// Whether the block's bit is set in the bitmap, and the bit of its group in the summary.
   bool is_announced(BlockId block) const;
 
   /// Scans all blocks and sets the missing bits of free blocks. Called when the hints lead to fewer
@@ -56,6 +56,8 @@ class FreeBlocks {
   };
   std::optional<Candidate> pop_own();
   std::optional<Candidate> search_bitmap();
+  std::optional<Candidate> search_group(std::size_t group) const;
+  bool has_bits(std::size_t group) const;
   std::optional<Candidate> check_bit(std::size_t word_index, unsigned bit) const;
   /// A block with state free and a holder is corrupt: it does not count as free, since the holder
   /// may still use it.

@@ -31,7 +31,9 @@ PoolLayout::PoolLayout(const PoolGeometry& geometry) {
     tier.blocks = t == 0 ? geometry.device_blocks : geometry.host_blocks;
     tier.bitmap_words = (tier.blocks + 63) / 64;
     tier.bitmap_offset = place(tier.bitmap_words * 8);
-    tier.summary_words = (tier.bitmap_words + 63) / 64;
+    tier.bitmap_groups =
+        (tier.bitmap_words + TierLayout::kGroupWords - 1) / TierLayout::kGroupWords;
+    tier.summary_words = (tier.bitmap_groups + 63) / 64;
     tier.summary_offset = place(tier.summary_words * 8);
     tier.ring_slots = std::bit_ceil(std::size_t{tier.blocks} * 4 + 64);
     tier.ring_offset = place(tier.ring_slots * 4);

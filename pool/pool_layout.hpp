@@ -18,7 +18,7 @@
 namespace kvhive {
 
 inline constexpr std::uint64_t kPoolMagic = 0x3165766968766bull;  // "kvhive1"
-inline constexpr std::uint32_t kFormatVersion = 18;
+inline constexpr std::uint32_t kFormatVersion = 19;
 inline constexpr std::uint64_t kFormatted = 0x6465'7474'616d'726full;  // "ormatted"
 /// Serials, uids and stamps count from 1 and never reach this number. A value from here on is
 /// corrupt.
@@ -255,10 +255,14 @@ struct PoolLayout {
     std::uint32_t blocks;
     std::size_t bitmap_offset;  ///< one bit per block, 64 blocks per word
     std::size_t bitmap_words;
-    std::size_t summary_offset;  ///< one bit per word of the bitmap
+    std::size_t bitmap_groups;   ///< of kGroupWords words of the bitmap; the last may be smaller
+    std::size_t summary_offset;  ///< one bit per group
     std::size_t summary_words;
     std::size_t ring_offset;  ///< u32 block ids
     std::size_t ring_slots;   ///< a power of two, at least 4 per block
+    /// Words of the bitmap that have one bit in its summary: a cache line. A full pool's summary is
+    /// read at each allocation, so it is short: 256 bytes for a million blocks.
+    static constexpr std::size_t kGroupWords = 8;
   };
   std::array<TierLayout, kTiers> tiers;
   std::size_t journal_offset;

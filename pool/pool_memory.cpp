@@ -220,7 +220,7 @@ Expected<void> PoolMemory::format(const PoolFds& fds, const PoolGeometry& geomet
     const auto& t = pool.tier_layout(tier);
     set_all_bits(pool.bitmap(tier), t.blocks);
     KV_KILL_POINT("format.half_announced");
-    set_all_bits(pool.summary(tier), t.bitmap_words);
+    set_all_bits(pool.summary(tier), t.bitmap_groups);
     TierControl& control = pool.control().tiers[std::size_t(tier)];
     control.tail.store(1, std::memory_order_relaxed);
     for (LaneControl& lane : control.lanes) lane.head.store(1, std::memory_order_relaxed);

@@ -10,7 +10,7 @@ import pathlib
 import re
 import sys
 
-CORE = {"base", "config", "hashing", "pool", "kernels", "device", "kernels/cpu/instructions", "models", "models/latent", "models/product", "models/quantization", "models/sampling", "models/text", "ipc",
+CORE = {"base", "config", "hashing", "pool", "kernels", "device", "kernels/cpu/instructions", "models", "models/config", "models/latent", "models/product", "models/quantization", "models/sampling", "models/text", "ipc",
         "ipc/channel", "actors"}
 SHARED = {"base", "config", "pool", "pool/care", "ipc", "ipc/channel", "tools/program", "tools/privilege"}
 # A folder may include itself and what is listed here. A folder that is not listed may not include anything of ours.
@@ -29,13 +29,14 @@ MAY_INCLUDE = {
     "kernels/cpu/plan": {"base", "config", "kernels"},
     "kernels/simt": set(),
     "kernels/cuda": {"base", "config", "kernels", "kernels/simt"},
-    "models": {"base", "config", "kernels", "models/latent", "models/product", "models/quantization"},
+    "models": {"base", "config", "kernels", "models/config", "models/latent", "models/product", "models/quantization"},
+    "models/config": {"base", "config", "models/latent", "models/quantization"},
     "models/latent": {"base", "config", "models/product"},
     "models/product": {"base", "config", "kernels/cpu/instructions"},
     "models/quantization": {"base", "config"},
     "models/sampling": {"base", "config", "kernels"},
     "models/text": {"base"},
-    "models/gpu": {"base", "config", "device", "kernels", "kernels/cuda", "kernels/cpu/instructions", "models", "models/latent", "models/quantization"},
+    "models/gpu": {"base", "config", "device", "kernels", "kernels/cuda", "kernels/cpu/instructions", "models", "models/config", "models/latent", "models/quantization"},
     "ipc": {"base", "config"},
     "ipc/channel": {"base", "config"},
     "client": {"base", "config", "ipc", "ipc/channel"},
@@ -59,7 +60,7 @@ MAY_INCLUDE = {
     "tools/serve/hive": {"base", "client"},
     "tools/serve/page": {"base", "config", "pool", "pool/care", "tools/map", "tools/snapshot", "tools/serve/http", "tools/serve/metrics"},
     "tools/serve/metrics": {"base", "config", "pool", "pool/care", "ipc", "tools/snapshot", "tools/serve/http"},
-    "tools/serve/openai": {"base", "ipc/channel", "client", "models/text", "tools/serve/http", "tools/serve/hive", "tools/serve/tensor",
+    "tools/serve/openai": {"base", "ipc/channel", "client", "models/config", "models/text", "tools/serve/http", "tools/serve/hive", "tools/serve/tensor",
                            "tools/serve/trace", "tools/serve/turns"},
     "tools/serve/chat": {"base", "models/text", "client", "tools/serve/http", "tools/serve/hive", "tools/serve/openai",
                          "tools/serve/turns"},
@@ -67,7 +68,7 @@ MAY_INCLUDE = {
     "tools/map": {"base", "config", "pool", "pool/care", "tools/screen"},
     "tools/snapshot": {"base", "config", "pool", "pool/care", "tools/map"},
     "tools/events": {"base", "config", "hashing", "pool", "pool/care", "tools/map", "tools/snapshot"},
-    "tools/cli": SHARED | {"client", "device", "kernels", "kernels/cpu/instructions", "models", "models/text", "tools/map", "tools/replay", "tools/screen", "tools/serve",
+    "tools/cli": SHARED | {"client", "device", "kernels", "kernels/cpu/instructions", "models", "models/config", "models/text", "tools/map", "tools/replay", "tools/screen", "tools/serve",
                            "tools/serve/openai", "tools/serve/chat", "tools/serve/trace", "tools/events", "tools/snapshot", "tools/top"},
     "tools/top": {"base", "config", "pool", "pool/care", "tools/map", "tools/screen", "tools/snapshot"},
     "tools/bench": CORE | SHARED | {"client", "tools/replay"},

@@ -11,8 +11,10 @@ else
   echo "clang-format is not installed: layout not checked" >&2
 fi
 if command -v clang-tidy >/dev/null && [ -f build/compile_commands.json ]; then
+  mkdir -p build/lint  # it cannot read what GCC has precompiled
+  sed -E 's/ -Winvalid-pch -include [^ ]+//g' build/compile_commands.json >build/lint/compile_commands.json
   git ls-files 'base/*.cpp' 'config/*.cpp' 'hashing/*.cpp' 'pool/*.cpp' 'kernels/*.cpp' 'models/*.cpp' 'ipc/*.cpp' 'client/*.cpp' 'actors/*.cpp' 'tools/*.cpp' |
-    xargs -P "$(nproc)" -n 1 clang-tidy -p build --quiet --warnings-as-errors='*' && echo "clang-tidy finds nothing"
+    xargs -P "$(nproc)" -n 1 clang-tidy -p build/lint --quiet --warnings-as-errors='*' && echo "clang-tidy finds nothing"
 else
   echo "clang-tidy or build/compile_commands.json is missing: not run" >&2
 fi

@@ -325,7 +325,6 @@ void BlockManagerState::schedule(Round& round, SeqId seq, Sequence& sequence,
     work.tokens.swap(spent_.back().tokens);
     work.blocks.swap(spent_.back().blocks);
     spent_.pop_back();
-    work.blocks.clear();
   }
   work.seq = seq;
   work.start = sequence.begun();
@@ -338,14 +337,16 @@ void BlockManagerState::schedule(Round& round, SeqId seq, Sequence& sequence,
   work.drafts = tokens - static_cast<std::uint32_t>(work.tokens.size());
   sequence.drafts.resize(work.drafts);
   work.tokens.insert(work.tokens.end(), sequence.drafts.begin(), sequence.drafts.end());
-  const std::size_t blocks = blocks_for(work.start + tokens);
-  for (std::size_t g = 0; g < groups_.count; ++g) {
+  const auto blocks = static_cast<std::ptrdiff_t>(blocks_for(work.start + tokens));
+  work.blocks.resize(groups_.count * std::size_t(blocks));  // mostly as long as it was
+  auto to = work.blocks.begin();
+  for (std::size_t g = 0; g < groups_.count; ++g, to += blocks) {
     const auto table = sequence.tables[g].device.begin();
     // A step that is under way may still read some of those that it does not.
-    const std::size_t passed = std::min(first_place(groups_.id(g), work.start), blocks);
-    work.blocks.insert(work.blocks.end(), passed, kNullBlock);
-    work.blocks.insert(work.blocks.end(), table + std::ptrdiff_t(passed),
-                       table + std::ptrdiff_t(blocks));
+    const auto passed =
+        std::min(static_cast<std::ptrdiff_t>(first_place(groups_.id(g), work.start)), blocks);
+    std::fill_n(to, passed, kNullBlock);
+    std::copy(table + passed, table + blocks, to + passed);
   }
   work.samples = work.start + known == sequence.tokens.size();
   work.sampling = sequence.sampling;

@@ -87,7 +87,7 @@ void SchedulerState::submit(Submission&& submission) {
 }
 
 void SchedulerState::refuse(const Submission& submission, const Error& error) {
-  to_flush_.push_back(submission.sink);
+  flush_later(submission.sink);
   if (!submission.sink->finished(FinishReason::error, error, {}, 0)) return;
   if (error.code == Errc::overloaded)
     meter_.overloaded();
@@ -105,7 +105,7 @@ void SchedulerState::ask(Submission&& submission) {
 void SchedulerState::answer(const Answers& answers) {
   for (const Answer& answer : answers.given) {
     const Submission asked = questions_.take(answer.seq);
-    to_flush_.push_back(asked.sink);
+    flush_later(asked.sink);
     const RequestStats stats{static_cast<std::uint32_t>(asked.prompt.size()),
                              answer.room ? answer.room->cached_tokens : 0, 0};
     if (!answer.room) {
@@ -373,9 +373,15 @@ void SchedulerState::set_limits(const NewLimits& limits) {
 }
 
 void SchedulerState::flush() {
-  for (const auto& sink : to_flush_) sink->flush();
+  for (OutputSink* const sink : to_flush_) sink->flush();
   to_flush_.clear();
+  kept_.clear();
   tell_load();
+}
+
+void SchedulerState::flush_later(std::shared_ptr<OutputSink> sink) {
+  to_flush_.push_back(sink.get());
+  kept_.push_back(std::move(sink));
 }
 
 void SchedulerState::tell_load() {
@@ -403,7 +409,7 @@ void SchedulerState::admit(const Admission& admission) {
   request.sink->note(request.times);
   request.sink->admitted(request.stats);
   meter_.admitted(request.times);
-  to_flush_.push_back(request.sink);
+  to_flush_.push_back(request.sink.get());
 }
 
 void SchedulerState::preempt(SeqId seq) {
@@ -444,7 +450,7 @@ void SchedulerState::append(SeqId seq, Request& request, const GeneratedToken& t
   const FinishReason reason = reason_to_end(request, token.token, piece.stopped);
   if (reason != FinishReason::none && !piece.stopped) piece.text += request.text.finish();
   request.sink->token(token, piece.text);
-  to_flush_.push_back(request.sink);
+  to_flush_.push_back(request.sink.get());
   if (reason != FinishReason::none) finish(seq, reason);
 }
 
@@ -466,7 +472,7 @@ void SchedulerState::finish(SeqId seq, FinishReason reason, const Error& error) 
                 request.key.slot, to_string(reason), request.generated());
   if (request.sink->finished(reason, error, request.stats, request.text.bytes()))
     meter_.finished(reason, request.times, request.stats, request.generated());
-  to_flush_.push_back(request.sink);
+  to_flush_.push_back(request.sink.get());
   forget(seq);
 }
 
@@ -480,6 +486,7 @@ void SchedulerState::forget(SeqId seq) {
     ended_.push_back(seq);
   }
   if (const auto newest = by_key_.find(request.key); newest->second == seq) by_key_.erase(newest);
+  kept_.push_back(std::move(request.sink));  // to_flush_ may have it
   requests_.erase(found);
 }
 

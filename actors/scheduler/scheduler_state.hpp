@@ -15,7 +15,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 #include "actors/messages.hpp"
@@ -26,6 +25,7 @@
 #include "actors/scheduler/waiting_queue.hpp"
 #include "actors/speculation/guess_policy.hpp"
 #include "actors/speculation/prompt_lookup.hpp"
+#include "actors/id_map.hpp"
 #include "config/choices.hpp"
 #include "ipc/channel/board.hpp"
 
@@ -149,6 +149,7 @@ class SchedulerState {
   void give_up(SeqId seq);
   void drop_unwanted();
   void forget(SeqId seq);
+  void flush_later(std::shared_ptr<OutputSink> sink);
   void tell_load();
   void admit(const Admission& admission);
   void preempt(SeqId seq);
@@ -165,7 +166,7 @@ class SchedulerState {
   RequestMeter meter_;
   std::uint64_t next_seq_ = 1;
   std::uint64_t next_step_ = 1;
-  std::unordered_map<SeqId, Request> requests_;
+  IdMap<SeqId, Request> requests_;
   std::map<RequestKey, SeqId> by_key_;
   /// Any request leaves it in logarithmic time: when a client with many dies, they all end at once.
   WaitingQueue waiting_;
@@ -178,7 +179,8 @@ class SchedulerState {
   std::deque<Journal> journals_;  ///< of requests that neither wait nor run yet
   std::vector<SeqId> ended_;      ///< the next step sends them to the block manager
   std::vector<SeqId> sampled_;    ///< by the last step; some may have ended
-  std::vector<std::shared_ptr<OutputSink>> to_flush_;
+  std::vector<OutputSink*> to_flush_;
+  std::vector<std::shared_ptr<OutputSink>> kept_;  ///< of these, those of no request (any more)
   bool step_is_out_ = false;
   std::uint64_t step_began_ = 0;  ///< nanoseconds, as RequestTimes
   bool is_starved_ = false;

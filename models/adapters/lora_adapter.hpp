@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/expected.hpp"
-#include "models/model_config.hpp"
+#include "models/config/model_config.hpp"
 #include "models/product/matmul.hpp"
 
 namespace kvhive {

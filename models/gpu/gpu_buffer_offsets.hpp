@@ -7,7 +7,7 @@
 #include "base/ids.hpp"
 #include "models/gpu/gpu_limits.hpp"
 #include "models/layer_groups.hpp"
-#include "models/model_config.hpp"
+#include "models/config/model_config.hpp"
 
 namespace kvhive {
 

@@ -2,7 +2,7 @@
 // Which models a GpuTransformer computes. The others run on the CPU (models/transformer.hpp).
 
 #include "base/expected.hpp"
-#include "models/model_config.hpp"
+#include "models/config/model_config.hpp"
 
 namespace kvhive {
 

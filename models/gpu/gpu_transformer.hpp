@@ -22,7 +22,7 @@
 #include "models/forward_batch.hpp"
 #include "models/gpu/before_layer.hpp"
 #include "models/gpu/gpu_limits.hpp"
-#include "models/model_config.hpp"
+#include "models/config/model_config.hpp"
 
 namespace kvhive {
 

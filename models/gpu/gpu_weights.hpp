@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "device/device.hpp"
-#include "models/model_config.hpp"
+#include "models/config/model_config.hpp"
 #include "models/model_tensors.hpp"
 #include "models/safetensors.hpp"
 #include "models/transformer_weights.hpp"

@@ -147,8 +147,9 @@ class Inspection {
       const BlockId block{layout.first_block + i};
       const BlockWord before = memory_.block(block).word();
       if (before.state() != BlockState::free || block == kNullBlock) continue;
+      const std::size_t group = i / 64 / layout.kGroupWords;
       const bool is_listed = (get(bitmap[i / 64]) >> i % 64 & 1) != 0 &&
-                             (get(summary[i / 4096]) >> i / 64 % 64 & 1) != 0;
+                             (get(summary[group / 64]) >> group % 64 & 1) != 0;
       if (is_listed || memory_.block(block).word() != before) continue;
       ++report_.unlisted;
       if (moment_ == Moment::quiescent) violation(block, "is free, but no process would find it");
@@ -159,7 +160,7 @@ class Inspection {
                   " has bits beyond its end");
     };
     check_end(bitmap, layout.blocks, "free bitmap");
-    check_end(summary, layout.bitmap_words, "free bitmap's summary");
+    check_end(summary, layout.bitmap_groups, "free bitmap's summary");
   }
 
   void check_order(Tier tier) {

@@ -284,7 +284,7 @@ class Repair {
           (words[bits / 64].fetch_and(~beyond, std::memory_order_seq_cst) & beyond) != 0;
     };
     cut(memory_.bitmap(tier), layout.blocks);
-    cut(memory_.summary(tier), layout.bitmap_words);
+    cut(memory_.summary(tier), layout.bitmap_groups);
   }
 
   /// Gives new stamps to published blocks whose stamps were never drawn: no scan would find these

@@ -120,8 +120,6 @@ void IdleOrder::restore(std::span<const BlockId> blocks) {
 /// Moves the ring's cursor to the next candidate before `end`. False if there is none.
 [[gnu::always_inline]] inline bool IdleOrder::find_in_ring(Cursor& at, std::uint64_t end,
                                                            Candidate& found, Chances chances) {
-  // Descriptors are at random places: start their cache misses this many hints ahead.
-  constexpr std::uint64_t kAhead = 16;
   const std::size_t lane = cursors_.size() == 1 ? kAnyLane : at.lane;
   for (; at.ring_cursor < end; ++at.ring_cursor) {
     prefetch(&ring_[(at.ring_cursor + 4 * kAhead) & ring_mask_]);

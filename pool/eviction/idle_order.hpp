@@ -76,6 +76,16 @@ class IdleOrder {
   /// How many blocks have got a second chance since the last call.
   std::size_t take_spared() { return std::exchange(spared_, 0); }
   static constexpr std::uint64_t kNoStamp = ~0ull;
+  /// How many hints ahead the cache misses of descriptors begin, which lie at random places.
+  static constexpr std::uint64_t kAhead = 16;
+
+  /// The block whose hint lies `ahead` positions behind the head of the only lane; up to
+  /// kAhead, its descriptor is in the cache or on its way there. For prefetching: the hint may be
+  /// stale, and name any number.
+  BlockId coming(std::size_t ahead) const {
+    const std::uint64_t head = cursors_.front().control->head.load(std::memory_order_relaxed);
+    return BlockId{ring_[(head + ahead) & ring_mask_].load(std::memory_order_relaxed)};
+  }
 
   /// The caller has evicted the blocks that oldest() returned since the last commit: later calls
   /// return the blocks after them.

@@ -375,7 +375,8 @@ TEST_F(PortTest, ADomainThatWastesItsTurnsHasNoneForAWhile) {
 
 TEST_F(PortTest, AClosedChannelsPromptsAreForgotten) {
   make_port();
-  std::vector<std::uint32_t> slots{line(1).submit_text(1'000'000)};  // read for longer than it takes
+  std::vector<std::uint32_t> slots{
+      line(1).submit_text(1'000'000)};  // read for longer than it takes
   for (int i = 0; i < 10; ++i) slots.push_back(line(1).submit_text(20'000));  // to take these
   run_until([&] {
     return std::all_of(slots.begin(), slots.end(), [&](std::uint32_t slot) {

@@ -130,6 +130,8 @@ GEMMA = SMALL | dict(head_dim=32, sliding_window=48, query_pre_attn_scalar=40, n
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
 LATENT = SMALL | dict(num_key_value_heads=6, kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=32, v_head_dim=24,
                       moe_intermediate_size=48, num_experts_per_tok=3)
+CHUNKED = SMALL | dict(head_dim=16, intermediate_size=64, intermediate_size_mlp=160, attention_chunk_size=48, num_local_experts=6,
+                       floor_scale=32, attn_scale=0.2)
 t = transformers
 FAMILIES = {
     "Llama": (t.LlamaForCausalLM, t.LlamaConfig(**SMALL)),
@@ -160,6 +162,17 @@ FAMILIES = {
         topk_method="group_limited_greedy", n_group=4, topk_group=2, rope_parameters=YARN | {"mscale": 0.707, "mscale_all_dim": 0.707})),
     "DeepSeek-V2-Lite": (t.DeepseekV2ForCausalLM, t.DeepseekV2Config(
         **LATENT, q_lora_rank=None, first_k_dense_replace=1, n_routed_experts=8, n_shared_experts=1, topk_method="greedy")),
+    "Gemma 3, the text of a model that takes images": (t.Gemma3ForConditionalGeneration, t.Gemma3Config(
+        text_config=t.Gemma3TextConfig(**GEMMA, sliding_window_pattern=3).to_dict(),
+        vision_config=dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=28,
+                           patch_size=14), mm_tokens_per_image=4, image_token_index=VOCAB - 1, boi_token_index=VOCAB - 2,
+        eoi_token_index=VOCAB - 3)),
+    "Llama 4, MoE": (t.Llama4ForCausalLM, t.Llama4TextConfig(**CHUNKED, num_experts_per_tok=1, interleave_moe_layer_step=2,
+                                                             rope_parameters={
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128})),
+    "Llama 4, MoE, two experts, no norms": (t.Llama4ForCausalLM, t.Llama4TextConfig(
+        **CHUNKED, num_experts_per_tok=2, use_qk_norm=False, no_rope_layers=[0, 1, 1, 0], attn_temperature_tuning=False)),
 }
 
 
@@ -181,7 +194,7 @@ def spread(model, seed):
 def in_float32(kind, folder, dtype):
     """The model, computed in float32. Gemma's scale of embeddings is rounded as its weights are, as it is when they are computed with."""
     model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
-    embedding = model.model.embed_tokens
+    embedding = getattr(model.model, "language_model", model.model).embed_tokens
     if hasattr(embedding, "embed_scale"):
         embedding.embed_scale = embedding.embed_scale.to(getattr(torch, dtype)).float()
     return model

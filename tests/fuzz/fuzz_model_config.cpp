@@ -4,7 +4,7 @@
 
 #include "base/check.hpp"
 #include "models/layer_groups.hpp"
-#include "models/model_config.hpp"
+#include "models/config/load_model_config.hpp"
 #include "models/rope.hpp"
 #include "tests/fuzz/fuzz_input.hpp"
 #include "tests/fuzz/scratch_file.hpp"

@@ -37,6 +37,7 @@ struct Shape {
   std::int32_t window = 0;
   Dtype dtype = Dtype::bf16;
   Scaling scaling = Scaling::none;
+  std::int32_t chunk = 0;
 };
 
 /// One sequence's part of a call: the last q_len of its first kv_len tokens.
@@ -155,6 +156,7 @@ class Cache {
                                   .H = shape_.H,
                                   .M = width_,
                                   .window = shape_.window,
+                                  .chunk = shape_.chunk,
                                   .scale = scale()};
     EXPECT_TRUE(packed_attention_takes(args));
     paged_attention_cpu(args);
@@ -166,7 +168,7 @@ class Cache {
                                      double* lse) const {
     const Sequence& sequence = sequences_[query.sequence];
     const std::int32_t position = query.kv_len - 1, g = h / (shape_.H / shape_.G);
-    const std::int32_t first = visible_range(position, shape_.window, 0).begin;
+    const std::int32_t first = visible_range(position, shape_.window, shape_.chunk).begin;
     std::vector<double> scores;
     for (std::int32_t t = first; t <= position; ++t) {
       double dot = 0;
@@ -280,7 +282,7 @@ std::string name_of_case(const testing::TestParamInfo<Case>& info) {
   return name_of(std::get<Arithmetic>(info.param)) + "_H" + std::to_string(s.H) + "_G" +
          std::to_string(s.G) + "_D" + std::to_string(s.D) + "_S" + std::to_string(s.S) + "_W" +
          std::to_string(s.window) + "_" + std::string(to_string(s.dtype)) + "_" +
-         kScalings[int(s.scaling)];
+         kScalings[int(s.scaling)] + (s.chunk > 0 ? "_C" + std::to_string(s.chunk) : "");
 }
 
 class PackedAttention : public testing::TestWithParam<Case> {
@@ -425,7 +427,9 @@ INSTANTIATE_TEST_SUITE_P(
                         Shape{10, 2, 192, 32, 0, kE4m3, Scaling::head},
                         Shape{7, 1, 256, 16, 33, kE5m2, Scaling::none},
                         Shape{72, 1, 64, 16, 0, kE4m3, Scaling::tensor},
-                        Shape{4, 4, 64, 48, 600, kInt8, Scaling::token})),
+                        Shape{4, 4, 64, 48, 600, kInt8, Scaling::token},
+                        Shape{8, 2, 64, 16, 0, Dtype::bf16, Scaling::none, 100},
+                        Shape{8, 2, 64, 32, 0, kInt8, Scaling::token, 512})),
     name_of_case);
 
 INSTANTIATE_TEST_SUITE_P(
@@ -434,7 +438,8 @@ INSTANTIATE_TEST_SUITE_P(
                                      Arithmetic{CpuKernels::amx, true}),
                      testing::Values(Shape{3, 1, 64, 16, 0}, Shape{4, 2, 32, 32, 90},
                                      Shape{20, 1, 32, 16, 0, kE4m3, Scaling::token},
-                                     Shape{2, 2, 32, 48, 0, kInt8, Scaling::head})),
+                                     Shape{2, 2, 32, 48, 0, kInt8, Scaling::head},
+                                     Shape{4, 2, 32, 32, 0, Dtype::bf16, Scaling::none, 90})),
     name_of_case);
 
 /// Emulated kernels give what those of the hardware give, for few rows and for many.

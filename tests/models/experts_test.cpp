@@ -77,6 +77,19 @@ TEST(ExpertRoutes, TheMostLikelyExpertsGetTheirProbabilities) {
   EXPECT_NEAR(routes.weights[0], 0.5, 1e-6);
 }
 
+TEST(ExpertRoutes, ScoresBySigmoidAreEachExpertsOwnAndWeightItsInput) {
+  const std::vector<float> logits{0,  2,  -1, -3,  //
+                                  -5, -5, -6, -4};
+  ExpertRoutes routes;
+  routes.choose(logits, {.experts = 4, .per_token = 2, .scores = ExpertScores::sigmoid});
+  EXPECT_TRUE(routes.are_of_inputs);
+  EXPECT_EQ(routes.first, (std::vector<std::int32_t>{0, 2, 3, 3, 4}));
+  EXPECT_EQ(routes.tokens, (std::vector<std::int32_t>{0, 1, 0, 1}));
+  EXPECT_NEAR(routes.weights[0], 0.5, 1e-6);
+  EXPECT_NEAR(routes.weights[1], 1 / (1 + std::exp(5.0)), 1e-6);
+  EXPECT_NEAR(routes.weights[2], 1 / (1 + std::exp(-2.0)), 1e-6);
+}
+
 TEST(ExpertRoutes, OnlyTheExpertsOfTheMostLikelyGroupsAreChosen) {
   const std::vector<float> logits{4, 0, 3, 1, 2, 2,   // groups of two: 4, 3 and 2 are their best
                                   1, 1, 1, 1, 1, 1};  // of equal groups the lower number

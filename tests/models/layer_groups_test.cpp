@@ -7,6 +7,7 @@
 #include "models/transformer.hpp"
 #include "tests/models/golden.hpp"
 #include "tests/models/paged_runner.hpp"
+#include "models/config/load_model_config.hpp"
 
 namespace kvhive {
 namespace {
@@ -84,6 +85,29 @@ TEST(LayerGroups, ALayoutSaysWhichOfTheTwo) {
     EXPECT_EQ(layout.layers, groups.layers);
     EXPECT_EQ(groups_of(config, layout).places, groups.places);
   }
+}
+
+TEST(LayerGroups, LayersWithChunksAreGroupsOfTheirOwn) {
+  const ModelConfig config = load_model_config(kGolden / "llama4").value();  // layer 1 sees all
+  const LayerGroups groups = group_layers(config);
+  ASSERT_EQ(groups.groups.count, 3u);
+  EXPECT_EQ(groups.groups.group[0], (CacheGroup{CacheKind::chunked_local, 16}));
+  EXPECT_EQ(groups.groups.group[1], groups.groups.group[0]);
+  EXPECT_EQ(groups.groups.group[2], kFull);
+  ModelConfig short_one = config;
+  short_one.max_position_embeddings = 16;
+  EXPECT_TRUE(group_layers(short_one).groups.is_one_full());
+}
+
+TEST(LayerGroups, ALongSequenceInChunksHoldsFewBlocks) {
+  auto model = Transformer::load(kGolden / "llama4").value();
+  const auto golden = read_golden("llama4");
+  LayerGroups groups = group_layers(model.config());
+  PagedRunner chunked(model, Dtype::f32, 4, 64 * groups.groups.count, 1, groups);
+  PagedRunner whole(model, Dtype::f32, 4, 64, 1);
+  EXPECT_EQ(chunked.run_chunked(0, golden.tokens, {1}), whole.run_chunked(0, golden.tokens, {1}));
+  EXPECT_EQ(whole.most_held(), 12u);
+  EXPECT_EQ(chunked.most_held(), 12u + 2 * 4) << "four blocks are a chunk";
 }
 
 TEST(LayerGroups, ALongSequenceInAWindowHoldsFewBlocks) {

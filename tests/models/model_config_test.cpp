@@ -1,4 +1,4 @@
-#include "models/model_config.hpp"
+#include "models/config/load_model_config.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -83,6 +83,18 @@ json deepseek_v2() {
           {"vocab_size", 100},
           {"max_position_embeddings", 512},
           {"torch_dtype", "float32"}};
+}
+
+json llama4() {
+  return {{"architectures", {"Llama4ForCausalLM"}},
+          {"hidden_size", 64},
+          {"intermediate_size", 128},
+          {"num_hidden_layers", 6},
+          {"num_attention_heads", 4},
+          {"num_key_value_heads", 2},
+          {"vocab_size", 100},
+          {"max_position_embeddings", 32768},
+          {"torch_dtype", "bfloat16"}};
 }
 
 json with(json config, const json& changes) {
@@ -453,6 +465,125 @@ TEST(ModelConfig, FieldsOfDeepSeekAreRefusedByNameAndValue) {
            {{{"attention_bias", true}}, "attention_bias = true"},
            {{{"mlp_bias", true}}, "mlp_bias = true"}}) {
     const auto config = load(with(deepseek_v2(), changes));
+    ASSERT_FALSE(config) << named;
+    EXPECT_THAT(config.error().text, HasSubstr(named));
+  }
+}
+
+/// As Gemma 3 of 4 billion weights is published: what is left out, its class knows.
+TEST(ModelConfig, ReadsTheTextPartOfAMultimodalModel) {
+  const json text{{"hidden_size", 2560},
+                  {"intermediate_size", 10240},
+                  {"model_type", "gemma3_text"},
+                  {"num_hidden_layers", 34},
+                  {"rope_scaling", {{"factor", 8.0}, {"rope_type", "linear"}}},
+                  {"sliding_window", 1024}};
+  const json whole{{"architectures", {"Gemma3ForConditionalGeneration"}},
+                   {"eos_token_id", {1, 106}},
+                   {"torch_dtype", "bfloat16"},
+                   {"text_config", text},
+                   {"vision_config", {{"hidden_size", 1152}}}};
+  const auto config = load(whole);
+  ASSERT_TRUE(config) << config.error().text;
+  EXPECT_EQ(config->architecture->name, "Gemma3ForCausalLM");
+  EXPECT_EQ(config->heads, 8);
+  EXPECT_EQ(config->kv_heads, 4);
+  EXPECT_EQ(config->head_size, 256);
+  EXPECT_EQ(config->vocab_size, 262208);
+  EXPECT_EQ(config->max_position_embeddings, 131072);
+  EXPECT_EQ(config->dtype, Dtype::bf16);
+  EXPECT_EQ(config->eos, (std::vector<TokenId>{1, 106}));
+  EXPECT_TRUE(config->tie_word_embeddings);
+  EXPECT_EQ(config->window_of(0), 1024);
+  EXPECT_EQ(config->window_of(5), 0);
+
+  json outer_counts = whole;
+  outer_counts["text_config"].update({{"eos_token_id", 1}, {"dtype", "float32"}});
+  EXPECT_EQ(load(outer_counts)->eos, (std::vector<TokenId>{1, 106}));
+  EXPECT_EQ(load(outer_counts)->dtype, Dtype::bf16);
+  outer_counts["eos_token_id"] = nullptr;
+  EXPECT_EQ(load(outer_counts)->eos, (std::vector<TokenId>{1}));
+
+  json without = whole;
+  without.erase("text_config");
+  EXPECT_THAT(load(without).error().text, HasSubstr("text_config is missing"));
+  EXPECT_THAT(load(with(whole, {{"text_config", with(text, {{"head_dim", 7}})}})).error().text,
+              HasSubstr("head size 7 is odd"));
+}
+
+TEST(ModelConfig, ReadsLlama4AndItsClassesDefaults) {
+  const auto config = load(llama4());
+  ASSERT_TRUE(config) << config.error().text;
+  EXPECT_EQ(config->experts, 16);
+  EXPECT_EQ(config->experts_per_token, 1);
+  EXPECT_EQ(config->expert_inner, 128);
+  EXPECT_EQ(config->intermediate_size, 16384);
+  EXPECT_EQ(config->shared_experts, 1);
+  EXPECT_EQ(config->expert_scores, ExpertScores::sigmoid);
+  EXPECT_EQ(config->rms_norm_eps, 1e-5f);
+  EXPECT_EQ(config->rope.full.theta, 500000);
+  EXPECT_TRUE(config->has_l2_norms);
+  EXPECT_EQ(config->query_tuning.floor, 8192);
+  EXPECT_EQ(config->query_tuning.scale, 0.1f);
+  for (std::int32_t layer = 0; layer < 6; ++layer) {
+    EXPECT_TRUE(config->is_sparse(layer));
+    EXPECT_EQ(config->is_rotated(layer), layer != 3);
+    EXPECT_EQ(config->chunk_of(layer), layer != 3 ? 8192 : 0);
+  }
+}
+
+TEST(ModelConfig, ReadsLlama4sFields) {
+  const auto config =
+      load(with(llama4(), {{"no_rope_layers", {0, 1, 1, 0, 1, 1}},
+                           {"attention_chunk_size", 64},
+                           {"num_local_experts", 8},
+                           {"num_experts_per_tok", 2},
+                           {"intermediate_size_mlp", 96},
+                           {"interleave_moe_layer_step", 2},
+                           {"use_qk_norm", false},
+                           {"attn_temperature_tuning", 0},
+                           {"layer_types",
+                            {"full_attention", "chunked_attention", "chunked_attention",
+                             "full_attention", "chunked_attention", "chunked_attention"}}}));
+  ASSERT_TRUE(config) << config.error().text;
+  EXPECT_EQ(config->intermediate_size, 96);
+  EXPECT_EQ(config->experts, 8);
+  EXPECT_FALSE(config->has_l2_norms);
+  EXPECT_EQ(config->query_tuning.floor, 0) << "none";
+  for (std::int32_t layer = 0; layer < 6; ++layer) {
+    EXPECT_EQ(config->is_sparse(layer), layer % 2 == 1) << layer;
+    EXPECT_EQ(config->chunk_of(layer), layer % 3 == 0 ? 0 : 64) << layer;
+  }
+  // As Scout is published: no pair of dimensions is between the two bounds.
+  EXPECT_TRUE(load(with(llama4(), {{"rope_scaling",
+                                    {{"rope_type", "llama3"},
+                                     {"factor", 16.0},
+                                     {"low_freq_factor", 1.0},
+                                     {"high_freq_factor", 1.0},
+                                     {"original_max_position_embeddings", 8192}}}})));
+  const auto listed = load(with(llama4(), {{"moe_layers", {0, 4}}, {"no_rope_layer_interval", 2}}));
+  ASSERT_TRUE(listed) << listed.error().text;
+  EXPECT_TRUE(listed->is_sparse(0) && !listed->is_sparse(1) && listed->is_sparse(4));
+  EXPECT_FALSE(listed->is_rotated(1) || listed->is_rotated(5));
+  EXPECT_EQ(load(with(llama4(), {{"attn_temperature_tuning", 4}}))->query_tuning.floor, 8192);
+}
+
+TEST(ModelConfig, FieldsOfLlama4AreRefusedByNameAndValue) {
+  for (const auto& [changes, named] : std::initializer_list<std::pair<json, const char*>>{
+           {{{"attention_chunk_size", nullptr}}, "attention_chunk_size is missing"},
+           {{{"attention_chunk_size", 0}}, "attention_chunk_size = 0"},
+           {{{"no_rope_layers", {1, 0}}}, "no_rope_layers = [1,0]"},
+           {{{"no_rope_layers", {1, 0, 2, 1, 1, 1}}}, "no_rope_layers = [1,0,2,1,1,1]"},
+           {{{"no_rope_layer_interval", 0}}, "no_rope_layer_interval = 0"},
+           {{{"floor_scale", 0}}, "floor_scale = 0"},
+           {{{"moe_layers", {"x"}}}, "moe_layers"},
+           {{{"num_experts_per_tok", 17}}, "expected at most num_local_experts = 16"},
+           {{{"layer_types", {"full_attention"}}}, "as no_rope_layers says"},
+           {{{"quantization_config",
+              {{"quant_method", "fp8"}, {"fmt", "e4m3"}, {"activation_scheme", "dynamic"}}}},
+            "quantization_config"},
+           {{{"n_routed_experts", 4}}, "n_routed_experts"}}) {
+    const auto config = load(with(llama4(), changes));
     ASSERT_FALSE(config) << named;
     EXPECT_THAT(config.error().text, HasSubstr(named));
   }

@@ -6,6 +6,7 @@
 
 #include "models/safetensors.hpp"
 #include "tests/models/golden.hpp"
+#include "models/config/load_model_config.hpp"
 
 namespace kvhive {
 namespace {
@@ -14,7 +15,8 @@ namespace {
 std::map<std::string, std::vector<std::int64_t>> listed(const ModelConfig& config) {
   std::map<std::string, std::vector<std::int64_t>> found;
   for (const ModelTensor& tensor : model_tensors(config)) {
-    EXPECT_TRUE(found.emplace(tensor.weight_name(), tensor.weight_shape()).second) << tensor.name;
+    EXPECT_TRUE(found.emplace(tensor.weight_name(), tensor.weight_shape()).second || tensor.packed)
+        << tensor.name;
     if (tensor.has_bias) found.emplace(tensor.bias_name(), tensor.bias_shape());
   }
   return found;
@@ -35,10 +37,28 @@ std::map<std::string, std::vector<std::int64_t>> in_files(const std::filesystem:
 TEST(ModelTensors, ListsExactlyWhatTheFilesHave) {
   for (const std::string model :
        {"llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "qwen3_moe",
-        "qwen3_moe_raw", "yarn", "deepseek_v2", "deepseek_v2_lite"}) {
+        "qwen3_moe_raw", "yarn", "deepseek_v2", "deepseek_v2_lite", "llama4", "llama4_top2"}) {
     const auto config = load_model_config(kGolden / model).value();
     EXPECT_EQ(listed(config), in_files(kGolden / model)) << model;
-    EXPECT_EQ(count_with_biases(model_tensors(config)), listed(config).size()) << model;
+    if (config.attention_chunk == 0) {
+      EXPECT_EQ(count_with_biases(model_tensors(config)), listed(config).size()) << model;
+    }
+  }
+}
+
+TEST(ModelTensors, PackedExpertsAreMatricesOfTwoTensors) {
+  const auto config = load_model_config(kGolden / "llama4").value();
+  std::vector<ModelTensor> packed;
+  for (const ModelTensor& tensor : model_tensors(config))
+    if (tensor.packed) packed.push_back(tensor);
+  ASSERT_EQ(packed.size(), 4u * 3) << "one sparse layer of four experts";
+  for (const ModelTensor& tensor : packed) {
+    const bool is_down = tensor.weight == LayerWeight::expert_down;
+    EXPECT_EQ(tensor.weight_name(), std::string("model.layers.1.feed_forward.experts.") +
+                                        (is_down ? "down_proj" : "gate_up_proj"));
+    EXPECT_EQ(tensor.packed->first, tensor.weight == LayerWeight::expert_up ? 48 : 0);
+    EXPECT_EQ(tensor.rows, is_down ? 32 : 48);
+    EXPECT_EQ(tensor.columns, is_down ? 48 : 32);
   }
 }
 

@@ -167,6 +167,29 @@ TEST(SafetensorsDirectory, FindsByNameShapeAndDtype) {
   EXPECT_THAT(opened.find("i", one).error().text, HasSubstr("I32"));
 }
 
+/// Of a model that takes images, too, and of its adapters.
+TEST(SafetensorsDirectory, ATextPartsTensorsHaveTheNamesOfAModelOfText) {
+  const TempDirectory directory;
+  const auto write_names = [&](const std::string& file, const std::string& a,
+                               const std::string& b) {
+    json header = two_tensors();
+    header[a] = header["a"];
+    header[b] = header["b"];
+    header.erase("a");
+    header.erase("b");
+    write_file(directory, file, image(header.dump(), 22));
+  };
+  write_names("model.safetensors", "language_model.model.a", "model.language_model.b");
+  const auto model = SafetensorsDirectory::open(directory.path()).value();
+  EXPECT_EQ(model.names(), (std::vector<std::string>{"model.a", "model.b"}));
+  write_names("adapter.safetensors", "base_model.model.language_model.model.a",
+              "base_model.model.model.language_model.b");
+  const auto adapter =
+      SafetensorsDirectory::open_file(directory.path() / "adapter.safetensors").value();
+  EXPECT_EQ(adapter.names(),
+            (std::vector<std::string>{"base_model.model.model.a", "base_model.model.model.b"}));
+}
+
 TEST(SafetensorsDirectory, MissingAndEmptyFilesAreNamed) {
   const TempDirectory directory;
   EXPECT_EQ(SafetensorsDirectory::open(directory.path()).error().code, Errc::not_found);

@@ -11,6 +11,7 @@
 #include "models/transformer.hpp"
 #include "models/transformer_weights.hpp"
 #include "tests/models/golden.hpp"
+#include "tests/models/paged_runner.hpp"
 #include "tests/support/temp_directory.hpp"
 
 namespace kvhive {
@@ -103,6 +104,35 @@ TEST(TransformerLoad, MissingTensorsAreNamed) {
   EXPECT_THAT(error_with("llama3", {{"tie_word_embeddings", false}}), HasSubstr("lm_head.weight"));
   EXPECT_THAT(error_with("llama2", {{"architectures", {"Qwen3ForCausalLM"}}, {"head_dim", 8}}),
               HasSubstr("q_norm"));
+}
+
+/// As published, and as transformers writes it today.
+TEST(TransformerLoad, TheTextPartOfAMultimodalModelIsThatModel) {
+  using Renamed = std::vector<std::pair<std::string, std::string>>;
+  for (const Renamed& names : {Renamed{{"\"model.", "\"language_model.model."},
+                                       {"\"lm_head.", "\"language_model.lm_head."}},
+                               Renamed{{"\"model.", "\"model.language_model."}}}) {
+    const TempDirectory directory(kGolden / "llama4");
+    for (const auto& [from, to] : names) rename_tensors(directory, from, to);
+    json text = json::parse(directory.read("config.json")), whole;
+    text.erase("architectures");
+    for (const char* const outside : {"torch_dtype", "eos_token_id"}) {
+      whole[outside] = text[outside];
+      text.erase(outside);
+    }
+    whole["architectures"] = {"Llama4ForConditionalGeneration"};
+    whole["text_config"] = text;
+    whole["vision_config"] = {{"hidden_size", 8}};
+    directory.write("config.json", whole.dump());
+    auto loaded = Transformer::load(directory.path());
+    ASSERT_TRUE(loaded) << loaded.error().text;
+    EXPECT_EQ(loaded->config().eos, std::vector<TokenId>{2});
+    const auto golden = read_golden("llama4");
+    PagedRunner runner(*loaded, Dtype::f32, 4, 64, 1);
+    EXPECT_LT(
+        relative_error(runner.run_chunked(0, golden.tokens, {golden.tokens.size()}), golden.logits),
+        1e-5);
+  }
 }
 
 TEST(TransformerLoad, AQuantizedMatrixNeedsItsScales) {

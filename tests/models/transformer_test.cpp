@@ -147,7 +147,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"gemma3", 1e-2}, Case{"qwen3_moe", 1e-2, 2},
                     Case{"qwen3_moe_raw", 1e-5, 2}, Case{"yarn", 1e-5}, Case{"yarn_mscale", 1e-5},
                     Case{"fp8_block", 1e-2, 2}, Case{"fp8_tensor", 1e-5}, Case{"fp8_channel", 1e-5},
-                    Case{"deepseek_v2", 2e-2, 2}, Case{"deepseek_v2_lite", 1e-2, 2}),
+                    Case{"deepseek_v2", 2e-2, 2}, Case{"deepseek_v2_lite", 1e-2, 2},
+                    Case{"llama4", 1e-5, 2}, Case{"llama4_top2", 2e-2, 2}),
     [](const auto& test) { return std::string(test.param.model); });
 
 TEST(Transformer, WritesOnlyTheWantedRowsOfLogits) {

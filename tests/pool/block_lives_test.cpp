@@ -113,12 +113,13 @@ TEST_F(BlockLivesTest, ProcessesUseAndRenewAtTheSameTime) {
     while (true) lives_.use(std::vector{block_, BlockId{4}});
   });
   std::size_t gaps = 0;
-  while (gaps < 20'000) {
+  while (gaps < 2'000) {
     const auto life = lives_.renew(block_, monotonic_ns());
     ASSERT_TRUE(life);
     ASSERT_LE(life->idle, life->length);
     for (const std::uint64_t gap : life->gaps()) ASSERT_LE(gap, life->length);
     gaps += life->gaps().size();
+    if (life->gaps().empty()) std::this_thread::yield();  // the other process may wait for this CPU
   }
   EXPECT_TRUE(user.kill_and_wait());
 }

@@ -82,15 +82,15 @@ TEST(FreeBlocks, AFreedBlockThatAnotherProcessUsedIsFoundByItsBitOnly) {
 }
 
 TEST(FreeBlocks, AnnouncedBlockIsFoundThroughBothLevels) {
-  Hints h(64 * 64 * 2 + 10);  // three summary words
+  Hints h(64 * 512 * 2 + 10);  // three summary words
   auto* bitmap = h.memory.bitmap(Tier::device);
   auto* summary = h.memory.summary(Tier::device);
   for (std::size_t i = 0; i < h.memory.tier_layout(Tier::device).bitmap_words; ++i)
     bitmap[i].store(0);
   EXPECT_EQ(h.take(), 0u);
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(summary[i].load(), 0u);
-  for (const std::uint32_t id : {8200u, 4100u, 63u, 64u}) h.free.announce(BlockId{id});
-  for (const std::uint32_t id : {63u, 64u, 4100u, 8200u, 0u}) EXPECT_EQ(h.take(), id);
+  for (const std::uint32_t id : {65'540u, 32'770u, 511u, 512u}) h.free.announce(BlockId{id});
+  for (const std::uint32_t id : {511u, 512u, 32'770u, 65'540u, 0u}) EXPECT_EQ(h.take(), id);
 }
 
 TEST(FreeBlocks, FindLostRestoresLostHints) {
@@ -98,8 +98,8 @@ TEST(FreeBlocks, FindLostRestoresLostHints) {
   EXPECT_EQ(h.free.find_lost(), 0u);
   h.memory.summary(Tier::device)[0].store(0);
   EXPECT_EQ(h.take(), 0u);
-  EXPECT_EQ(h.free.find_lost(), 3u)
-      << "one per bitmap word: its summary bit leads to the other blocks of the word";
+  EXPECT_EQ(h.free.find_lost(), 1u)
+      << "one per group: its summary bit leads to the other blocks of the group";
   EXPECT_EQ(h.take(), 1u);
   EXPECT_EQ(h.free.find_lost(), 0u);
 }

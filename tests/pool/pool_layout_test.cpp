@@ -27,7 +27,8 @@ TEST(PoolLayout, TablesFollowEachOtherWithoutOverlap) {
       next(tier.summary_offset, tier.summary_words * 8);
       next(tier.ring_offset, tier.ring_slots * 4);
       EXPECT_GE(tier.bitmap_words * 64, tier.blocks);
-      EXPECT_GE(tier.summary_words * 64, tier.bitmap_words);
+      EXPECT_GE(tier.bitmap_groups * tier.kGroupWords, tier.bitmap_words);
+      EXPECT_GE(tier.summary_words * 64, tier.bitmap_groups);
       EXPECT_GE(tier.ring_slots, 4 * std::size_t{tier.blocks});
       EXPECT_TRUE(std::has_single_bit(tier.ring_slots));
     }

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/ids.hpp"
-#include "models/model_config.hpp"
+#include "models/config/load_model_config.hpp"
 #include "models/safetensors.hpp"
 
 namespace kvhive::testing {

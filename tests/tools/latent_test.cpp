@@ -3,106 +3,29 @@
 
 #include <gmock/gmock.h>
 
-#include <filesystem>
-
-#include "tests/support/child_process.hpp"
 #include "tests/support/temp_directory.hpp"
-#include "tests/tools/daemon.hpp"
-#include "tests/tools/whole_answers.hpp"
+#include "tests/tools/golden_model.hpp"
 
 namespace kvhive::testing {
 namespace {
 
 using ::testing::HasSubstr;
 
-const std::filesystem::path kLatentModel =
-    std::filesystem::path(KVHIVE_GOLDEN_DIR) / "deepseek_v2_lite";
-
-/// The model with the demo's tokenizer, whose first tokens it knows: requests are of tokens.
-class LatentModel {
- public:
-  LatentModel() {
-    for (const char* name : {"config.json", "model.safetensors"})
-      std::filesystem::copy_file(kLatentModel / name, directory_.path() / name);
-    for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
-      std::filesystem::copy_file(std::filesystem::path(kDemoModel) / name,
-                                 directory_.path() / name);
-  }
-  std::string path() const { return directory_.path().string(); }
-
- private:
-  TempDirectory directory_;
-};
-
-/// Prompts of 20 to 90 tokens; those of a third of the requests begin alike.
-std::vector<GenerateRequest> requests() {
-  std::vector<GenerateRequest> all;
-  for (std::size_t i = 0; i < 24; ++i) {
-    GenerateRequest request;
-    for (std::size_t t = 0; t < 20 + i * 29 % 71; ++t)
-      request.prompt_tokens.push_back(TokenId(3 + (i % 3 * 31 + t * t * 7 + t * (i / 12)) % 90));
-    request.max_tokens = 16 + i % 4 * 5;
-    request.ignore_eos = true;
-    all.push_back(std::move(request));
-  }
-  return all;
-}
-
-Tokens at_once(const Daemon& daemon) { return tokens_at_once(daemon, requests()); }
-
-/// One request after another, nothing cached.
-Tokens one_by_one(const std::string& model, const std::string& rows) {
-  const Daemon daemon({"--model", model, "--kv-cache-memory-bytes", "32M", "--kv-cache-dtype", rows,
-                       "--enable-prefix-caching", "false"});
-  return tokens_one_by_one(daemon, requests());
-}
+constexpr const char* kLatentModel = "deepseek_v2_lite";
 
 void expect_same_tokens_everywhere(const std::string& rows) {
-  const LatentModel model;
-  const Tokens expected = one_by_one(model.path(), rows);
-  const auto with = [&](std::vector<std::string> options) {
-    options.insert(options.end(),
-                   {"--model", model.path(), "--engines", "2", "--kv-cache-dtype", rows});
-    return options;
-  };
-  {
-    SCOPED_TRACE("two engines, everything cached the second time");
-    const Daemon daemon(with({"--kv-cache-memory-bytes", "32M"}));
-    EXPECT_EQ(at_once(daemon), expected);
-    EXPECT_EQ(at_once(daemon), expected);
-    EXPECT_GT(daemon.stat()["hit_blocks"].get<int>(), 24);
-    EXPECT_TRUE(daemon.fsck_is_clean());
-  }
-  {
-    SCOPED_TRACE("a pool that is too small, preemption by swap");
-    const Daemon daemon(
-        with({"--num-gpu-blocks-override", "24", "--swap-space", "8M", "--preemption-mode", "swap",
-              "--max-model-len", "128", "--max-num-batched-tokens", "64", "--max-num-seqs", "12"}));
-    EXPECT_EQ(at_once(daemon), expected);
-    EXPECT_EQ(at_once(daemon), expected);
-    EXPECT_GT(daemon.preemptions(), 0u);
-    EXPECT_TRUE(daemon.fsck_is_clean());
-  }
-  {
-    SCOPED_TRACE("an engine is killed");
-    const Daemon daemon(with({"--kv-cache-memory-bytes", "32M"}));
-    std::vector<Client> clients;
-    clients.push_back(daemon.connect());
-    ChildProcess killer = killer_of_running_engine(daemon);
-    EXPECT_EQ(tokens_of(generate_all(clients, requests())), expected);
-    killer.kill_and_wait();
-    EXPECT_TRUE(eventually([&] { return daemon.fsck_is_clean(); }));
-  }
+  testing::expect_same_tokens_everywhere(kLatentModel,
+                                         {.small_pool = 24, .options = {"--kv-cache-dtype", rows}});
 }
 
 TEST(Latents, RowsOfBf16GiveTheSameTokensEverywhere) { expect_same_tokens_everywhere("auto"); }
 TEST(Latents, RowsOfFp8GiveTheSameTokensEverywhere) { expect_same_tokens_everywhere("fp8"); }
 
 TEST(Latents, ADaemonOutlivesItsKeeperWithLatentRows) {
-  const LatentModel model;
+  const GoldenModel model(kLatentModel);
   const Daemon daemon({"--model", model.path(), "--kv-cache-memory-bytes", "32M"});
   Client client = daemon.connect();
-  const GenerateRequest request = requests().front();
+  const GenerateRequest request = golden_requests().front();
   const auto expected = ids(*client.generate(request));
   daemon.kill_keeper();
   // A new engine says hello with latent rows, and the successor knows them from the ledger.
@@ -111,9 +34,9 @@ TEST(Latents, ADaemonOutlivesItsKeeperWithLatentRows) {
 }
 
 TEST(Latents, LayoutShowsRowsAndWhatASequenceTakes) {
+  const GoldenModel model(kLatentModel);
   const std::vector<std::string> command{
-      "layout",       "--model", kLatentModel.string(), "--kv-cache-memory-bytes", "4M",
-      "--swap-space", "0"};
+      "layout", "--model", model.path(), "--kv-cache-memory-bytes", "4M", "--swap-space", "0"};
   const auto layout = [&](std::vector<std::string> more) {
     more.insert(more.begin(), command.begin(), command.end());
     return run("kvhive", more);
@@ -132,7 +55,7 @@ TEST(Latents, LayoutShowsRowsAndWhatASequenceTakes) {
 }
 
 TEST(Latents, ADaemonRefusesRowsThatThereAreNot) {
-  const LatentModel model;
+  const GoldenModel model(kLatentModel);
   const TempDirectory directory;
   const CommandResult refused =
       run("kvhived", {"--model", model.path(), "--kv-cache-dtype", "int8", "--socket",

@@ -9,7 +9,7 @@
 #include "config/models/hosted_models.hpp"
 #include "kernels/cpu/instructions/cpu_kernels.hpp"
 #include "models/layer_groups.hpp"
-#include "models/model_config.hpp"
+#include "models/config/load_model_config.hpp"
 #include "tools/cli/command.hpp"
 #include "tools/cli/table.hpp"
 #include "tools/program/option_flags.hpp"
@@ -20,7 +20,8 @@ namespace {
 struct LayoutFlags {
   explicit LayoutFlags(CLI::App& app)
       : options(app, {"model", "model-options", "block-size", "kv-cache-memory-bytes", "swap-space",
-                      "kv-cache-dtype", "cpu-kernels", "max-model-len", "max-num-batched-tokens"}) {}
+                      "kv-cache-dtype", "cpu-kernels", "max-model-len", "max-num-batched-tokens"}) {
+  }
   CommonFlags common;
   OptionFlags options;
 };

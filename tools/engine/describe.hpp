@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "config/options.hpp"
-#include "models/model_config.hpp"
+#include "models/config/model_config.hpp"
 
 namespace kvhive {
 

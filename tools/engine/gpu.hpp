@@ -7,7 +7,7 @@
 #include "actors/swapper.hpp"
 #include "config/options.hpp"
 #include "device/device_memory.hpp"
-#include "models/model_config.hpp"
+#include "models/config/model_config.hpp"
 #include "pool/block_pool.hpp"
 
 namespace kvhive {

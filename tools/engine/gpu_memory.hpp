@@ -6,7 +6,7 @@
 
 #include "config/options.hpp"
 #include "device/device.hpp"
-#include "models/model_config.hpp"
+#include "models/config/model_config.hpp"
 
 namespace kvhive {
 

@@ -24,6 +24,7 @@
 #include "tools/program/command_line.hpp"
 #include "tools/program/option_flags.hpp"
 #include "tools/program/program.hpp"
+#include "models/config/load_model_config.hpp"
 
 namespace kvhive {
 namespace {

@@ -61,8 +61,8 @@ PageLayout fastest_page_layout(std::int32_t S, std::int32_t D, Dtype dtype) {
 bool packed_attention_takes(const PagedAttentionArgs& args) {
   const PagedKv& kv = args.kv;
   return kv.layout == PageLayout::packed && (kv.dtype == Dtype::bf16 || bytes_of(kv.dtype) == 1) &&
-         kv.S % 16 == 0 && kv.D % 32 == 0 && args.q_dtype == Dtype::f32 && args.chunk == 0 &&
-         args.soft_cap == 0 && cpu_kernels() >= CpuKernels::avx512_bf16;
+         kv.S % 16 == 0 && kv.D % 32 == 0 && args.q_dtype == Dtype::f32 && args.soft_cap == 0 &&
+         cpu_kernels() >= CpuKernels::avx512_bf16;
 }
 
 void use_packed_functions(const PackedFunctions& dots, const PackedFunctions& tiles) {

@@ -12,7 +12,7 @@
 
 namespace kvhive {
 
-/// Whether the CPU can do it and the call has no option but window, sinks and lse.
+/// Whether the CPU can do it and the call has no option but window, chunk, sinks and lse.
 bool packed_attention_takes(const PagedAttentionArgs& args);
 
 /// \param args packed_attention_takes() must be true for them

@@ -66,8 +66,11 @@ Places find_places(const PagedAttentionArgs& args, const PackedTile& tile, std::
 
 /// The part of a chunk that a query at `position` sees, counted from the chunk's start; end <=
 /// begin if there is none.
-KvRange visible_in_chunk(std::int32_t position, std::int32_t window, std::int32_t chunk_begin) {
-  const std::int32_t begin = window > 0 ? larger(0, position + 1 - window) : 0;
+KvRange visible_in_chunk(const PagedAttentionArgs& args, std::int32_t position,
+                         std::int32_t chunk_begin) {
+  const std::int32_t in_window = args.window > 0 ? larger(0, position + 1 - args.window) : 0;
+  const std::int32_t own_chunk = args.chunk > 0 ? position / args.chunk * args.chunk : 0;
+  const std::int32_t begin = larger(in_window, own_chunk);
   return {larger(begin - chunk_begin, 0), smaller(position + 1 - chunk_begin, kChunkTokens)};
 }
 
@@ -356,8 +359,8 @@ void attend_chunk(const PagedAttentionArgs& args, const Lines& lines, const Pack
                   std::int32_t chunk_begin, std::int32_t head_rows, const PackedScratch& scratch,
                   float* states, bool is_first) {
   for (std::int32_t r = 0; r < head_rows; ++r)
-    scratch.ranges[r] = visible_in_chunk(tile.first_position + r / (head_rows / tile.queries),
-                                         args.window, chunk_begin);
+    scratch.ranges[r] =
+        visible_in_chunk(args, tile.first_position + r / (head_rows / tile.queries), chunk_begin);
   const KvRange visible{larger(tile.visible.begin - chunk_begin, 0),
                         smaller(tile.visible.end - chunk_begin, kChunkTokens)};
   const Chunk chunk{

@@ -124,7 +124,20 @@ def is_latent(c):
     return "kv_lora_rank" in c
 
 
+def is_llama4(c):
+    return c["architectures"] == ["Llama4ForCausalLM"]
+
+
+def is_rotated(c, layer):
+    """Llama 4's no_rope_layers has a 1 for the layers that rotate."""
+    if not is_llama4(c):
+        return True
+    return c["no_rope_layers"][layer] == 1 if c["no_rope_layers"] else (layer + 1) % c["no_rope_layer_interval"] != 0
+
+
 def is_sparse(c, layer):
+    if is_llama4(c):
+        return (layer + 1) % c["interleave_moe_layer_step"] == 0
     if is_latent(c):
         return layer >= c["first_k_dense_replace"] and layer % c["moe_layer_freq"] == 0
     return ("num_experts" in c and layer not in c["mlp_only_layers"]
@@ -147,6 +160,18 @@ def experts_of(c):
     return c["n_routed_experts"] if is_latent(c) else c["num_experts"]
 
 
+def llama4_feed_forward(c, prefix, is_sparse):
+    """Experts lie in two tensors, transposed; intermediate_size is their width."""
+    h, wide, count = c["hidden_size"], c["intermediate_size"], c["num_local_experts"]
+    network = lambda prefix, wide: {prefix + "gate_proj.weight": (wide, h), prefix + "up_proj.weight": (wide, h),
+                                    prefix + "down_proj.weight": (h, wide)}
+    if not is_sparse:
+        return network(prefix, c["intermediate_size_mlp"])
+    return network(prefix + "shared_expert.", wide) | {
+        prefix + "router.weight": (count, h), prefix + "experts.gate_up_proj": (count, h, 2 * wide),
+        prefix + "experts.down_proj": (count, wide, h)}
+
+
 def weight_shapes(c):
     """Hugging Face's names and shapes of a model's tensors."""
     h, inner, d = c["hidden_size"], c["intermediate_size"], head_dim(c)
@@ -159,7 +184,9 @@ def weight_shapes(c):
         shapes.update(latent_shapes(c, a) if is_latent(c) else {
             a + "q_proj.weight": (q, h), a + "k_proj.weight": (kv, h),
             a + "v_proj.weight": (kv, h), a + "o_proj.weight": (h, q)})
-        if is_sparse(c, i):
+        if is_llama4(c):
+            shapes.update(llama4_feed_forward(c, f"model.layers.{i}.feed_forward.", is_sparse(c, i)))
+        elif is_sparse(c, i):
             wide = c["moe_intermediate_size"]
             shapes[m + "gate.weight"] = (experts_of(c), h)
             if is_latent(c):
@@ -192,7 +219,7 @@ def random_weight(random, c, name, shape):
         return (0 if is_gemma(c) else 1) + 0.2 * random.standard_normal(shape)
     if len(shape) == 1:
         return 0.5 * random.standard_normal(shape)
-    gain = 1.5 / math.sqrt(shape[1])
+    gain = 1.5 / math.sqrt(shape[1])  # what packed experts multiply is as wide
     if name == "model.embed_tokens.weight":  # Gemma's are scaled later
         gain = 1 / math.sqrt(shape[1]) if is_gemma(c) else 1.0
     return gain * random.standard_normal(shape)
@@ -342,6 +369,16 @@ def capped(x, cap):
     return cap * np.tanh(x / cap) if cap else x
 
 
+def llama4_places(c, layer, q, k):
+    """Llama 4: queries and keys [tokens, heads, d] with their positions, if the layer rotates; else longer queries."""
+    if not is_rotated(c, layer):
+        at = np.floor((np.arange(len(q)) + 1) / c["floor_scale"])
+        return q * (np.log(at + 1) * c["attn_scale"] + 1)[:, None, None] if c["attn_temperature_tuning"] else q, k
+    q, k = (rotate_neighbours(y, *rope_frequencies(c, layer)) for y in (q, k))
+    l2 = lambda y: y / np.sqrt(np.mean(y * y, axis=-1, keepdims=True) + RMS_EPS)
+    return (l2(q), l2(k)) if c["use_qk_norm"] else (q, k)
+
+
 def attention(c, w, layer, x):
     if is_latent(c):
         return latent_attention(c, w, layer, x)
@@ -351,15 +388,19 @@ def attention(c, w, layer, x):
     q, k, v = project("q"), project("k"), project("v")
     if prefix + "q_norm.weight" in w:
         q, k = rms_norm(c, q, w[prefix + "q_norm.weight"]), rms_norm(c, k, w[prefix + "k_norm.weight"])
-    freq = rope_frequencies(c, layer)
-    q, k = rotate(q, *freq), rotate(k, *freq)
+    if is_llama4(c):
+        q, k = llama4_places(c, layer, q, k)
+    else:
+        freq = rope_frequencies(c, layer)
+        q, k = rotate(q, *freq), rotate(k, *freq)
     group = q.shape[1] // k.shape[1]
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
     scores = np.einsum("ihd,jhd->hij", q, k) / math.sqrt(c.get("query_pre_attn_scalar", d))
     scores = capped(scores, c.get("attn_logit_softcapping"))
     i, j = np.arange(n)[:, None], np.arange(n)[None, :]
     window = c["sliding_window"] if is_sliding(c, layer) else n
-    scores = np.where((j <= i) & (i - j < window), scores, -np.inf)
+    chunk = c["attention_chunk_size"] if is_llama4(c) and is_rotated(c, layer) else n
+    scores = np.where((j <= i) & (i - j < window) & (i // chunk == j // chunk), scores, -np.inf)
     p = np.exp(scores - scores.max(axis=-1, keepdims=True))
     p /= p.sum(axis=-1, keepdims=True)
     return np.einsum("hij,jhd->ihd", p, v).reshape(n, -1) @ w[prefix + "o_proj.weight"].T
@@ -401,6 +442,21 @@ def experts(c, w, prefix, x, margins):
     return out + gated(c, w, prefix + "shared_experts.", x) if is_latent(c) else out
 
 
+def llama4_experts(c, w, prefix, x, margins):
+    """Each token's num_experts_per_tok experts with the highest logits, whose sigmoid weights what goes in, and one for all."""
+    logits = x @ w[prefix + "router.weight"].T
+    out = gated(c, w, prefix + "shared_expert.", x)
+    for t in range(len(x)):
+        order = np.argsort(-logits[t])
+        chosen, others = order[:c["num_experts_per_tok"]], order[c["num_experts_per_tok"]:]
+        margins.append(logits[t, chosen[-1]] - logits[t, others[0]])
+        for e in chosen:
+            both = x[t] / (1 + np.exp(-logits[t, e])) @ w[prefix + "experts.gate_up_proj"][e]
+            gate, up = np.split(both, 2)
+            out[t] += gate / (1 + np.exp(-gate)) * up @ w[prefix + "experts.down_proj"][e]
+    return out
+
+
 def embedding_scale(c):
     """Gemma's root of the width, rounded as the weights are."""
     if not is_gemma(c):
@@ -418,7 +474,9 @@ def forward(c, w, tokens, margins=None):
         y = attention(c, w, i, norm("input", x))
         x = x + (norm("post_attention", y) if is_gemma(c) else y)
         y = norm("pre_feedforward" if is_gemma(c) else "post_attention", x)
-        y = experts(c, w, layer + "mlp.", y, margins) if is_sparse(c, i) else gated(c, w, layer + "mlp.", y)
+        network = layer + ("feed_forward." if is_llama4(c) else "mlp.")
+        mixture = llama4_experts if is_llama4(c) else experts
+        y = mixture(c, w, network, y, margins) if is_sparse(c, i) else gated(c, w, network, y)
         x = x + (norm("post_feedforward", y) if is_gemma(c) else y)
     head = w.get("lm_head.weight", w["model.embed_tokens.weight"])
     return capped(rms_norm(c, x, w["model.norm.weight"]) @ head.T, c.get("final_logit_softcapping"))
@@ -461,6 +519,9 @@ LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
           "moe_intermediate_size": 24, "n_shared_experts": 1, "first_k_dense_replace": 0, "moe_layer_freq": 1,
           "routed_scaling_factor": 1.0, "topk_method": "greedy", "norm_topk_prob": False,
           "scoring_func": "softmax"}
+LLAMA4 = {"num_hidden_layers": 3, "head_dim": 16, "intermediate_size_mlp": 40, "num_local_experts": 4, "num_experts_per_tok": 1,
+          "attention_chunk_size": 16, "floor_scale": 8, "attn_scale": 0.3, "use_qk_norm": False,
+          "attn_temperature_tuning": False, "interleave_moe_layer_step": 1}
 MODELS = {
     "llama2": (config("LlamaForCausalLM", "float32", num_key_value_heads=4, rope_scaling=None), 1),
     "llama3": (config("LlamaForCausalLM", "bfloat16", rope_theta=500.0, rope_scaling=LLAMA3_SCALING,
@@ -504,6 +565,11 @@ MODELS = {
             "beta_slow": 1, "original_max_position_embeddings": 32}}), 1),
     "deepseek_v2_lite": (config("DeepseekV2ForCausalLM", "float32", **LATENT | {
         "num_attention_heads": 2, "num_key_value_heads": 2}), 1),
+    "llama4": (config("Llama4ForCausalLM", "float32", **LLAMA4 | {
+        "no_rope_layers": [1, 0, 1], "use_qk_norm": True, "attn_temperature_tuning": True,
+        "interleave_moe_layer_step": 2, "rope_scaling": LLAMA3_SCALING}), 1),
+    "llama4_top2": (config("Llama4ForCausalLM", "bfloat16", **LLAMA4 | {
+        "num_experts_per_tok": 2, "no_rope_layers": [], "no_rope_layer_interval": 3}), 1),
 }
 # Their K and V need the scales that their checkpoints have for an fp8 cache.
 WITH_KV_SCALES = {"fp8_tensor"}

@@ -5,6 +5,7 @@
 
 #include "base/round_up.hpp"
 #include "models/gpu/gpu_weights.hpp"
+#include "models/config/load_model_config.hpp"
 
 namespace kvhive {
 namespace {

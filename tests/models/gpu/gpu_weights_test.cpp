@@ -11,6 +11,7 @@
 #include "models/rope.hpp"
 #include "tests/device/fake_device.hpp"
 #include "tests/models/golden.hpp"
+#include "models/config/load_model_config.hpp"
 
 namespace kvhive {
 namespace {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/json_file.hpp"
+#include "models/config/text_part.hpp"
 #include "models/text/tokenizer_parser.hpp"
 #include "models/text/utf8.hpp"
 
@@ -32,12 +33,17 @@ Expected<SamplingDefaults> sampling_defaults_of(const std::filesystem::path& dir
   return SamplingDefaults{*temperature, *top_p, *top_k, *min_p, *repetition};
 }
 
-/// As the engines read them (models/model_config.cpp): those of generation_config.json, if it has
-/// any, else those of config.json.
+Expected<nlohmann::json> read_config(const std::filesystem::path& file) {
+  return read_json_object(file).and_then(
+      [&](const nlohmann::json& config) { return text_part(config, file.string()); });
+}
+
+/// As the engines read them (models/config/load_model_config.cpp): those of generation_config.json,
+/// if it has any, else those of config.json.
 Expected<std::vector<TokenId>> end_tokens_of(const std::filesystem::path& directory) {
   for (const char* name : {"generation_config.json", "config.json"}) {
     if (!std::filesystem::exists(directory / name)) continue;
-    const auto json = read_json_object(directory / name);
+    const auto json = read_config(directory / name);
     if (!json) return forward_error(json);
     const auto ids = json->find("eos_token_id");
     if (ids == json->end() || ids->is_null()) continue;
@@ -56,7 +62,7 @@ Expected<std::vector<TokenId>> end_tokens_of(const std::filesystem::path& direct
 Expected<std::uint32_t> hidden_size_of(const std::filesystem::path& directory) {
   const auto file = directory / "config.json";
   if (!std::filesystem::exists(file)) return 0;
-  const auto json = read_json_object(file);
+  const auto json = read_config(file);
   if (!json) return forward_error(json);
   return JsonFields(*json, file.string())
       .integer_or("hidden_size", 0, 0, std::numeric_limits<std::int32_t>::max())

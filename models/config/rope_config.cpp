@@ -1,4 +1,4 @@
-#include "models/rope_config.hpp"
+#include "models/config/rope_config.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -17,8 +17,9 @@ void read_llama3(const JsonFields& scaling, FieldReader& reader, RopeScaling& ro
   reader.take(rope.high_freq_factor, scaling.number("high_freq_factor", 1e-3, 1e6));
   reader.take(rope.original_max_position,
               scaling.integer("original_max_position_embeddings", 1, kMaxPositions));
-  if (reader.ok() && rope.high_freq_factor <= rope.low_freq_factor)
-    reader.fail(scaling.wrong("high_freq_factor", "more than low_freq_factor"));
+  // Llama 4 Scout has equal ones: no pair is between the two.
+  if (reader.ok() && rope.high_freq_factor < rope.low_freq_factor)
+    reader.fail(scaling.wrong("high_freq_factor", "at least low_freq_factor"));
 }
 
 /// YaRN's factor for a context that is `scale` times as long.

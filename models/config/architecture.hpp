@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string_view>
 
 namespace kvhive {
@@ -63,7 +64,7 @@ enum class Occurrence : std::uint8_t {
   each_layer,
   dense_layers,   ///< those without experts
   sparse_layers,  ///< those with experts
-  each_expert,    ///< of sparse layers; the name has a * for the expert's number
+  each_expert,    ///< of sparse layers; the name has a * for the expert's number, unless packed
 };
 
 /// Which field of ModelConfig says whether a weight has a bias.
@@ -162,6 +163,7 @@ enum class WindowRule : std::uint8_t {
   late_if_enabled,   ///< from max_window_layers on, with use_sliding_window
   every_other,       ///< as layer_types says, else the first, the third and so on
   all_but_each_nth,  ///< as layer_types says, else all but every sliding_window_pattern-th
+  chunks,            ///< layers that rotate see their own chunk, the others all
 };
 
 /// What decides about the bias of q, k, v and o.
@@ -188,16 +190,43 @@ enum class AttentionRule : std::uint8_t {
 };
 
 /// How config.json describes a mixture of experts.
-enum class ExpertRule : std::uint8_t { none, qwen, deepseek };
+enum class ExpertRule : std::uint8_t { none, qwen, deepseek, llama4 };
+
+/// What a router makes of its logits.
+enum class ExpertScores : std::uint8_t {
+  softmax,  ///< over all experts; it weights what the chosen ones put out
+  sigmoid,  ///< of each by itself; it weights what goes into the chosen ones
+};
+
+/// Which elements of a hidden row's head rotate together.
+enum class RotatedPairs : std::uint8_t { halves, neighbours };
+
+/// How a layer's experts lie in the files: each with matrices of its own, or all in one tensor
+/// [experts, columns, rows], transposed, which has no ".weight" behind its name.
+enum class Packing : std::uint8_t { none, alone, first_of_two, second_of_two };
+
+/// Where a weight has another name than in kLayerWeights.
+struct WeightName {
+  LayerWeight weight;
+  std::string_view name;
+  Packing packing = Packing::none;
+};
 
 /// What Hugging Face's configuration class of an architecture takes for fields that are left out.
 struct ConfigDefaults {
   bool tie_word_embeddings = false;
+  double rms_norm_eps = 1e-6;
   double rope_theta = 10000;
   double local_rope_theta = 0;    ///< rope_local_base_freq; 0: the architecture has no such field
   double attention_soft_cap = 0;  ///< attn_logit_softcapping; 0: none
   double logit_soft_cap = 0;      ///< final_logit_softcapping; 0: none
   double query_scalar = 0;        ///< query_pre_attn_scalar; 0: it is the head size
+  // 0: config.json must say so; num_key_value_heads and head_dim follow from the others.
+  std::int32_t heads = 0;
+  std::int32_t kv_heads = 0;
+  std::int32_t head_size = 0;
+  std::int32_t vocab_size = 0;
+  std::int32_t max_positions = 0;
 };
 
 struct Architecture {
@@ -208,6 +237,8 @@ struct Architecture {
   Family family = Family::llama;
   ExpertRule experts = ExpertRule::none;  ///< in the layers that config.json says
   AttentionRule attention = AttentionRule::heads;
+  RotatedPairs rotated_pairs = RotatedPairs::halves;  ///< of heads' queries and keys
+  std::span<const WeightName> names = {};
   ConfigDefaults defaults = {};
   /// Its embedding layer, in Hugging Face's class, multiplies what it looks up.
   bool embedding_is_scaled = false;
@@ -224,6 +255,21 @@ inline constexpr LayerWeightSet kLatentWeights{
     LayerWeight::q_a,         LayerWeight::q_a_norm,  LayerWeight::q_b,
     LayerWeight::kv_a,        LayerWeight::kv_a_norm, LayerWeight::kv_b,
     LayerWeight::shared_gate, LayerWeight::shared_up, LayerWeight::shared_down};
+inline constexpr LayerWeightSet kSharedExpert{LayerWeight::shared_gate, LayerWeight::shared_up,
+                                              LayerWeight::shared_down};
+
+inline constexpr WeightName kLlama4Names[] = {
+    {LayerWeight::gate, "feed_forward.gate_proj"},
+    {LayerWeight::up, "feed_forward.up_proj"},
+    {LayerWeight::down, "feed_forward.down_proj"},
+    {LayerWeight::router, "feed_forward.router"},
+    {LayerWeight::expert_gate, "feed_forward.experts.gate_up_proj", Packing::first_of_two},
+    {LayerWeight::expert_up, "feed_forward.experts.gate_up_proj", Packing::second_of_two},
+    {LayerWeight::expert_down, "feed_forward.experts.down_proj", Packing::alone},
+    {LayerWeight::shared_gate, "feed_forward.shared_expert.gate_proj"},
+    {LayerWeight::shared_up, "feed_forward.shared_expert.up_proj"},
+    {LayerWeight::shared_down, "feed_forward.shared_expert.down_proj"},
+};
 
 inline constexpr Architecture kArchitectures[] = {
     {.name = "LlamaForCausalLM"},
@@ -253,12 +299,41 @@ inline constexpr Architecture kArchitectures[] = {
      .defaults = {.tie_word_embeddings = true,
                   .rope_theta = 1e6,
                   .local_rope_theta = 1e4,
-                  .query_scalar = 256},
+                  .query_scalar = 256,
+                  .heads = 8,
+                  .kv_heads = 4,
+                  .head_size = 256,
+                  .vocab_size = 262208,
+                  .max_positions = 131072},
      .embedding_is_scaled = true},
     {.name = "DeepseekV2ForCausalLM",
      .optional = kLatentWeights,
      .experts = ExpertRule::deepseek,
      .attention = AttentionRule::latent},
+    {.name = "Llama4ForCausalLM",
+     .optional = kSharedExpert,
+     .window = WindowRule::chunks,
+     .experts = ExpertRule::llama4,
+     .rotated_pairs = RotatedPairs::neighbours,
+     .names = kLlama4Names,
+     .defaults = {.rms_norm_eps = 1e-5,
+                  .rope_theta = 500000,
+                  .heads = 40,
+                  .kv_heads = 8,
+                  .head_size = 128,
+                  .vocab_size = 202048,
+                  .max_positions = 131072}},
+};
+
+/// Models that take images, too. Their text is computed by another class, which their text_config
+/// describes.
+struct MultimodalArchitecture {
+  std::string_view name;
+  std::string_view text;  ///< one of kArchitectures
+};
+inline constexpr MultimodalArchitecture kMultimodalArchitectures[] = {
+    {"Gemma3ForConditionalGeneration", "Gemma3ForCausalLM"},
+    {"Llama4ForConditionalGeneration", "Llama4ForCausalLM"},
 };
 
 /// The weights that not every model has: those that an architecture names as its own.

@@ -3,17 +3,16 @@
 // architecture.hpp lists.
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <vector>
 
 #include "base/expected.hpp"
 #include "base/ids.hpp"
 #include "config/dtype.hpp"
-#include "models/architecture.hpp"
+#include "models/config/architecture.hpp"
 #include "models/latent/latent_shape.hpp"
 #include "models/quantization/quantization.hpp"
-#include "models/rope_config.hpp"
+#include "models/config/rope_config.hpp"
 
 namespace kvhive {
 
@@ -21,6 +20,13 @@ namespace kvhive {
 struct ExpertGroups {
   std::int32_t count = 1;   ///< n_group
   std::int32_t chosen = 1;  ///< topk_group: those with the most likely experts
+};
+
+/// Llama 4: queries of layers without rotation grow with their position p, by the factor
+/// log(floor((p + 1) / floor) + 1) * scale + 1.
+struct QueryTuning {
+  float floor = 0;  ///< floor_scale, tokens; 0: no tuning
+  float scale = 0;  ///< attn_scale
 };
 
 /// The eps of the norms of latents and of narrow queries: DeepSeek's class gives them its default,
@@ -47,7 +53,8 @@ struct ModelConfig {
   std::int32_t experts_per_token = 0;  ///< the most likely ones that compute a token
   std::int32_t expert_inner = 0;       ///< moe_intermediate_size: width of an expert
   bool are_expert_weights_normed =
-      false;                        ///< norm_topk_prob: the chosen experts' weights add up to 1
+      false;  ///< norm_topk_prob: the chosen experts' weights add up to 1
+  ExpertScores expert_scores = ExpertScores::softmax;
   ExpertGroups expert_groups;       ///< 1 of 1: all are chosen from
   float routed_scale = 1;           ///< routed_scaling_factor, of the chosen experts' weights
   std::int32_t shared_experts = 0;  ///< n_shared_experts: as many that compute every token
@@ -57,8 +64,12 @@ struct ModelConfig {
   bool qkv_bias = false;
   bool output_bias = false;  ///< of the attention's o_proj
   bool mlp_bias = false;
-  std::int32_t sliding_window = 0;   ///< tokens that sliding layers see, own included; 0 = none
-  std::vector<bool> sliding_layers;  ///< by layer: sees only the window; empty: none does
+  std::int32_t sliding_window = 0;     ///< tokens that sliding layers see, own included; 0 = none
+  std::vector<bool> sliding_layers;    ///< by layer: sees only the window; empty: none does
+  std::int32_t attention_chunk = 0;    ///< tokens; rotated layers see their own chunk; 0 = none
+  std::vector<bool> unrotated_layers;  ///< by layer: no rotation, sees all; empty: none
+  bool has_l2_norms = false;  ///< rotated q and k of a head are divided by their root mean square
+  QueryTuning query_tuning;   ///< of unrotated layers
   Quantization quantization;
   Dtype dtype = Dtype::f32;  ///< what the weights were saved as; each tensor's own dtype rules
   std::optional<TokenId> bos;
@@ -93,6 +104,12 @@ struct ModelConfig {
     return is_in(sliding_layers, layer) ? sliding_window : 0;
   }
 
+  bool is_rotated(std::int32_t layer) const { return !is_in(unrotated_layers, layer); }
+  /// The size of the chunks of which a layer attends to the query's own; 0: to all.
+  std::int32_t chunk_of(std::int32_t layer) const {
+    return is_rotated(layer) ? attention_chunk : 0;
+  }
+
   /// What scores q.k are multiplied by.
   float score_scale() const;
   /// What embeddings are multiplied by. Models were trained with the root rounded to the type of
@@ -114,10 +131,5 @@ struct ModelConfig {
     return static_cast<std::size_t>(layer) < layers.size() && layers[layer];
   }
 };
-
-/// Reads config.json and, where there is one, generation_config.json (whose eos ids win, as they do
-/// in Hugging Face's and vLLM's generation). A field that changes what the model computes, in a way
-/// that kvhive does not, is an error that names it.
-[[nodiscard]] Expected<ModelConfig> load_model_config(const std::filesystem::path& directory);
 
 }  // namespace kvhive

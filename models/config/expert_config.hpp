@@ -1,0 +1,12 @@
+#pragma once
+// Reads from config.json which layers have experts, and how these are chosen.
+
+#include "base/json_file.hpp"
+#include "models/config/model_config.hpp"
+
+namespace kvhive {
+
+/// \param config  has its architecture and sizes already
+void read_experts(const JsonFields& fields, FieldReader& reader, ModelConfig& config);
+
+}  // namespace kvhive

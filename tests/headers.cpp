@@ -1,0 +1,1 @@
+// Is compiled for its target's precompiled headers only.
