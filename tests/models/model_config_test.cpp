@@ -351,8 +351,8 @@ TEST(ModelConfig, FieldsOfGemmaAndExpertsAreRefusedByName) {
               HasSubstr("query_pre_attn_scalar = 0"));
   EXPECT_THAT(text(with(gemma3(), {{"use_bidirectional_attention", true}})),
               HasSubstr("use_bidirectional_attention"));
-  EXPECT_THAT(text(with(gemma3(), {{"architectures", {"Gemma3ForConditionalGeneration"}}})),
-              HasSubstr("Gemma3ForConditionalGeneration"));
+  EXPECT_THAT(text(with(gemma3(), {{"architectures", {"Gemma3nForConditionalGeneration"}}})),
+              HasSubstr("Gemma3nForConditionalGeneration"));
   EXPECT_THAT(text(with(gemma2(), {{"rope_local_base_freq", 1e4}})),
               HasSubstr("rope_local_base_freq"));
   EXPECT_THAT(text(with(qwen3_moe(), {{"num_experts", nullptr}})), HasSubstr("num_experts"));

@@ -139,7 +139,8 @@ TEST_F(ChatTest, StreamsTheAnswerInPieces) {
   request["stream"] = true;
   request["stream_options"] = {{"include_usage", true}};
   auto events = ask(request).events();
-  ASSERT_GT(events.size(), 3u);
+  // What the engine has written before the service looks is one piece: so may be a short answer.
+  ASSERT_GE(events.size(), 3u);
   EXPECT_EQ(events.back(), "[DONE]");
   const Json usage = Json::parse(events[events.size() - 2]);
   EXPECT_TRUE(usage["choices"].empty());
@@ -149,6 +150,10 @@ TEST_F(ChatTest, StreamsTheAnswerInPieces) {
   EXPECT_EQ(all.role, "assistant");
   EXPECT_EQ(all.content, kSaid);
   EXPECT_EQ(all.finish_reason, "stop");
+
+  request["ignore_eos"] = true;
+  request["max_tokens"] = 300;
+  EXPECT_GT(ask(request).events().size(), 4u) << "a long answer comes while it is computed";
 }
 
 /// An answer as it is asked for in the models' tests of tools: two calls behind a text.

@@ -2,6 +2,9 @@
 
 #include <gmock/gmock.h>
 
+#include <fstream>
+
+#include "base/json_file.hpp"
 #include "tests/tools/golden_model.hpp"
 
 namespace kvhive::testing {
@@ -11,6 +14,20 @@ using ::testing::HasSubstr;
 
 TEST(Chunks, OfLlama4GiveTheSameTokensEverywhere) {
   expect_same_tokens_everywhere("llama4", {.small_pool = 60});
+}
+
+TEST(Chunks, ExpertsThatNoMachineHasRoomForAreRefusedBeforeTheyAreCopied) {
+  const GoldenModel model("llama4");
+  const std::filesystem::path file = std::filesystem::path(model.path()) / "config.json";
+  Json config = read_json_object(file).value();
+  config.update({{"num_local_experts", 4096}, {"intermediate_size", 1 << 20}});
+  std::ofstream(file) << config.dump();
+  const TempDirectory directory;
+  const CommandResult refused =
+      run("kvhived", {"--model", model.path(), "--socket", (directory.path() / "s").string(),
+                      "--kv-cache-memory-bytes", "4M"});
+  EXPECT_NE(refused.exit_code, 0);
+  EXPECT_THAT(refused.err, HasSubstr("its experts, which each engine copies, take 1.50 TiB"));
 }
 
 TEST(Chunks, AreShownByLayout) {

@@ -8,8 +8,11 @@
 
 #include "actors/prompt_scores.hpp"
 #include "actors/transformer_runner.hpp"
+#include "base/byte_size.hpp"
+#include "config/machine_memory.hpp"
 #include "config/models/hosted_models.hpp"
 #include "models/fingerprint.hpp"
+#include "models/model_tensors.hpp"
 #include "models/text/tokenizer_parser.hpp"
 #include "tools/engine/device_choice.hpp"
 #include "tools/engine/gpu.hpp"
@@ -61,6 +64,22 @@ Expected<std::size_t> profile(const Options& options, const ModelConfig& config)
   return std::max(anonymous * 1024, arena.size()) - arena.size();
 }
 
+/// Packed experts become a copy in each engine's memory. Asked before the first is made: the kernel
+/// would end the process instead of refusing memory.
+Expected<void> check_room_for_copies(const Options& options, const ModelConfig& config) {
+  std::size_t copies = 0;
+  for (const ModelTensor& tensor : model_tensors(config))
+    if (tensor.packed)
+      copies += std::size_t(tensor.rows) * std::size_t(tensor.columns) * bytes_of(config.dtype);
+  const MachineMemory machine = machine_memory();
+  if (copies <= machine.available) return {};
+  return failure(Errc::out_of_memory,
+                 "model " + hosted_model(options).directory +
+                     ": its experts, which each engine copies, take " + format_bytes(copies) +
+                     ", and " + machine.bound + " has " + format_bytes(machine.available) +
+                     " available; give it more memory, or take a smaller model");
+}
+
 /// The same without a run, for a daemon that needs no exact number.
 std::size_t estimate(const Options& options, const ModelConfig& config) {
   constexpr std::size_t kOfAProcess = std::size_t{24} << 20;
@@ -93,6 +112,8 @@ Expected<void> print_model_facts(const Options& options, const ModelConfig& conf
            {"uuid", device->facts().uuid},
            {"memory_needs_its_maker", device->facts().memory_needs_its_maker},
            {"sharing_reason", device->facts().sharing_reason}};
+  } else if (auto room = check_room_for_copies(options, config); !room) {
+    return room;
   } else if (what == Described::profile) {
     auto measured = profile(options, config);
     if (!measured) return forward_error(measured);
