@@ -27,13 +27,13 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <unordered_map>
 #include <vector>
 
 #include "actors/block_manager/copy_policy.hpp"
 #include "actors/messages.hpp"
 #include "actors/prefix/sequence_start.hpp"
 #include "actors/prefix/single_flight.hpp"
-#include "actors/id_map.hpp"
 #include "base/stop_watch.hpp"
 #include "config/choices.hpp"
 #include "pool/block_pool.hpp"
@@ -263,7 +263,7 @@ class BlockManagerState {
   BlockHasher hasher_;
   BlockManagerConfig config_;
   std::uint32_t tokens_per_block_;
-  IdMap<SeqId, Sequence> sequences_;
+  std::unordered_map<SeqId, Sequence> sequences_;
   std::deque<StepUnderWay> steps_;  ///< in their order
   std::vector<Lists> spent_;        ///< whose memory is to be had
   /// Whom plan_ahead() plans for, in their order; its step, and the most tokens of it.

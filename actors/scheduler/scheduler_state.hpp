@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <unordered_map>
 #include <vector>
 
 #include "actors/messages.hpp"
@@ -25,7 +26,6 @@
 #include "actors/scheduler/waiting_queue.hpp"
 #include "actors/speculation/guess_policy.hpp"
 #include "actors/speculation/prompt_lookup.hpp"
-#include "actors/id_map.hpp"
 #include "config/choices.hpp"
 #include "ipc/channel/board.hpp"
 
@@ -166,7 +166,7 @@ class SchedulerState {
   RequestMeter meter_;
   std::uint64_t next_seq_ = 1;
   std::uint64_t next_step_ = 1;
-  IdMap<SeqId, Request> requests_;
+  std::unordered_map<SeqId, Request> requests_;
   std::map<RequestKey, SeqId> by_key_;
   /// Any request leaves it in logarithmic time: when a client with many dies, they all end at once.
   WaitingQueue waiting_;
