@@ -242,7 +242,7 @@ def our_decisions(config, steps):
 def first_difference(config, steps):
     """Nothing, or the step and what both say. Adds to `seen` what the equal steps have shown."""
     ours = iter(our_decisions(config, steps))
-    last = {}
+    running = set()
     try:
         for number, theirs in enumerate(vllm_decisions(config, steps)):
             mine = next(ours, None)
@@ -252,12 +252,11 @@ def first_difference(config, steps):
             seen["scheduled"] += len(theirs["work"])
             seen["preempted"] += len(theirs["preempted"])
             for name, start, count, tables in theirs["work"]:
-                if name not in last or last[name] != start:
+                if name not in running:
                     seen["admitted"] += 1
                     seen["hit tokens"] += start
-                last[name] = start + count
-            for name in theirs["preempted"]:
-                last.pop(name, None)
+            running |= {name for name, *_ in theirs["work"]}
+            running -= set(theirs["preempted"])
         if next(ours, None) is not None:
             return "after the end", None, "more"
     except CachesWhatNobodyComputes:
