@@ -149,4 +149,5 @@ void read_experts(const JsonFields& fields, FieldReader& reader, ModelConfig& co
                                  std::string(field_of_experts(config.architecture->experts)) +
                                  " = " + std::to_string(config.experts)));
 }
+
 }  // namespace kvhive

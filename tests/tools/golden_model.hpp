@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "tests/support/child_process.hpp"
 #include "tests/support/temp_directory.hpp"
 #include "tests/tools/daemon.hpp"
 #include "tests/tools/whole_answers.hpp"
@@ -86,12 +85,7 @@ inline void expect_same_tokens_everywhere(const std::string& name, const GoldenD
   {
     SCOPED_TRACE("an engine is killed");
     const Daemon daemon(with({"--engines", "2", "--kv-cache-memory-bytes", "32M"}));
-    std::vector<Client> clients;
-    clients.push_back(daemon.connect());
-    ChildProcess killer = killer_of_running_engine(daemon);
-    EXPECT_EQ(tokens_of(generate_all(clients, golden_requests())), expected);
-    killer.kill_and_wait();
-    EXPECT_TRUE(eventually([&] { return daemon.fsck_is_clean(); }));
+    EXPECT_EQ(tokens_beside_a_death(daemon, golden_requests()), expected);
   }
 }
 

@@ -71,4 +71,16 @@ inline ChildProcess killer_of_running_engine(const Daemon& daemon) {
   });
 }
 
+/// One client's requests at once, while engine 0 is killed. Expects that nothing is left of it.
+inline Tokens tokens_beside_a_death(const Daemon& daemon,
+                                    const std::vector<GenerateRequest>& requests) {
+  std::vector<Client> clients;
+  clients.push_back(daemon.connect());
+  ChildProcess killer = killer_of_running_engine(daemon);
+  Tokens tokens = tokens_of(generate_all(clients, requests));
+  killer.kill_and_wait();
+  EXPECT_TRUE(eventually([&] { return daemon.fsck_is_clean(); }));
+  return tokens;
+}
+
 }  // namespace kvhive::testing

@@ -5,7 +5,6 @@
 
 #include <map>
 
-#include "tests/support/child_process.hpp"
 #include "tests/tools/whole_answers.hpp"
 #include "tests/tools/windowed_models.hpp"
 
@@ -49,12 +48,7 @@ void expect_same_tokens_everywhere(const std::string& model) {
   {
     SCOPED_TRACE("an engine is killed");
     const Daemon daemon({"--model", model, "--engines", "2", "--kv-cache-memory-bytes", "32M"});
-    std::vector<Client> clients;
-    clients.push_back(daemon.connect());
-    ChildProcess killer = killer_of_running_engine(daemon);
-    EXPECT_EQ(tokens_of(generate_all(clients, requests())), expected);
-    killer.kill_and_wait();
-    EXPECT_TRUE(eventually([&] { return daemon.fsck_is_clean(); }));
+    EXPECT_EQ(tokens_beside_a_death(daemon, requests()), expected);
   }
 }
 
