@@ -71,6 +71,7 @@ Expected<void> check_room_for_copies(const Options& options, const ModelConfig& 
   for (const ModelTensor& tensor : model_tensors(config))
     if (tensor.packed)
       copies += std::size_t(tensor.rows) * std::size_t(tensor.columns) * bytes_of(config.dtype);
+  if (copies == 0) return {};
   const MachineMemory machine = machine_memory();
   if (copies <= machine.available) return {};
   return failure(Errc::out_of_memory,
