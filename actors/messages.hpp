@@ -127,10 +127,9 @@ struct NewSequence {
   std::uint32_t scored_tokens = 0;
   std::uint32_t prompt_logprobs = 0;
   bool reads_cache = true;  ///< else the whole sequence is computed, after a preemption, too
-  /// Null = tokens are chosen from the logits as they are. Else the first `prompt_tokens` of
-  /// `tokens` are the prompt, and what follows is the answer.
+  /// Null = tokens are chosen from the logits as they are.
   std::shared_ptr<const LogitsProcessor> logits{};
-  std::uint32_t prompt_tokens = 0;
+  std::uint32_t prompt_tokens = 0;  ///< the first of `tokens`; what follows is the answer
   /// Of prompt and answer together: with so many the request has ended.
   std::uint32_t most_tokens = ~std::uint32_t{0};
   std::shared_ptr<const EmbeddedPrompt> embedded{};  ///< the first of `tokens`, if not null

@@ -123,17 +123,26 @@ std::size_t CacheGroups::longest_sequence(std::size_t blocks, std::size_t step_t
   return fits;
 }
 
-std::size_t longest_hit(const CacheGroups& groups, std::size_t most, std::size_t block_size,
-                        const HasBlock& has) {
+GroupsHit longest_hit(const CacheGroups& groups, std::size_t most, std::size_t block_size,
+                      const HasBlock& has) {
+  const auto full = std::ranges::find(groups.all(), CacheKind::full, &CacheGroup::kind);
+  const CacheGroup& first = full != groups.all().end() ? *full : groups.group[0];
   std::vector<GroupLookup> lookups;
-  for (std::size_t g = 0; g < groups.count; ++g)
-    lookups.emplace_back(g, groups.group[g], most, block_size, has);
-  std::size_t hit = most;
-  for (std::size_t agreed = 0, g = 0; agreed < lookups.size() && hit != 0;
-       g = (g + 1) % lookups.size()) {
-    const std::size_t shorter = lookups[g].hit(hit);
-    agreed = shorter == hit ? agreed + 1 : 0;
-    hit = shorter;
+  const auto add = [&](bool are_first) {
+    for (std::size_t g = 0; g < groups.count; ++g)
+      if ((groups.group[g] == first) == are_first)
+        lookups.emplace_back(g, groups.group[g], most, block_size, has);
+  };
+  add(true);
+  const std::size_t alike = lookups.size();
+  add(false);
+
+  GroupsHit hit{.blocks = most};
+  for (std::size_t agreed = 0, asked = 0; agreed < lookups.size() && hit.blocks != 0; ++asked) {
+    const std::size_t shorter = lookups[asked % lookups.size()].hit(hit.blocks);
+    agreed = shorter == hit.blocks ? agreed + 1 : 0;
+    hit.blocks = shorter;
+    if (asked < alike) hit.of_first = shorter;
   }
   return hit;
 }

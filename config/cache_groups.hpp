@@ -83,11 +83,19 @@ struct CacheGroups {
 /// block and group, in whatever order.
 using HasBlock = std::function<bool(std::size_t group, std::size_t block)>;
 
+/// In blocks at the start of a sequence.
+struct GroupsHit {
+  std::size_t blocks = 0;  ///< that need not be computed
+  /// What the groups that are asked first have by themselves: those of full attention, or else
+  /// those like the first. Longer, if other groups lack what is read behind it.
+  std::size_t of_first = 0;
+};
+
 /// The most blocks at the start of a sequence that need not be computed: each group must have those
 /// of them that the tokens behind read. A group may shorten the hit of another, until all agree.
 ///
 /// \param most  the longest hit that would be of use, in blocks
-std::size_t longest_hit(const CacheGroups& groups, std::size_t most, std::size_t block_size,
-                        const HasBlock& has);
+GroupsHit longest_hit(const CacheGroups& groups, std::size_t most, std::size_t block_size,
+                      const HasBlock& has);
 
 }  // namespace kvhive

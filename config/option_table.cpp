@@ -64,6 +64,10 @@ Expected<void> parse_value(AllowedUsers& target, const std::string& text) {
   return take(target, parse_allowed_users(text));
 }
 
+Expected<void> parse_value(WindowRetention& target, const std::string& text) {
+  return take(target, parse_window_retention(text));
+}
+
 Expected<void> parse_value(std::vector<DomainRule>& target, const std::string& text) {
   return take(target, parse_domains(text));
 }
@@ -87,6 +91,7 @@ std::string format_value(bool value) { return value ? "true" : "false"; }
 std::string format_value(std::integral auto value) { return std::to_string(value); }
 std::string format_value(NamedEnum auto value) { return std::string(to_string(value)); }
 std::string format_value(const AllowedUsers& value) { return to_string(value); }
+std::string format_value(const WindowRetention& value) { return to_string(value); }
 std::string format_value(const std::vector<DomainRule>& value) { return to_string(value); }
 std::string format_value(const std::vector<ShareRule>& value) { return to_string(value); }
 
@@ -292,6 +297,11 @@ constexpr OptionField kFields[] = {
     {.name = "enable-prefix-caching",
      .type = kValue<&Options::enable_prefix_caching>,
      .help = "reuse the blocks of equal prefixes"},
+    {.name = "prefix-cache-retention-interval",
+     .type = kValue<&Options::prefix_cache_retention_interval>,
+     .help = "of a layer with a sliding window, the blocks that stay in the cache: those from "
+             "which the same prompt goes on, or another one with the same beginning, and those at "
+             "every multiple of so many tokens (0 = only the former); dense = all"},
     {.name = "single-flight",
      .type = kValue<&Options::single_flight>,
      .help =

@@ -20,6 +20,7 @@
 #include "config/domains/domain_rules.hpp"
 #include "config/domains/domain_shares.hpp"
 #include "config/dtype.hpp"
+#include "config/window_retention.hpp"
 
 namespace kvhive {
 
@@ -108,6 +109,8 @@ struct Options {
   /// Tokens of the requests that wait in one engine; what comes then is refused. 0 = no limit.
   std::uint32_t max_queued_tokens = 0;
   bool enable_prefix_caching = true;
+  /// Which blocks of sliding windows stay in the cache.
+  WindowRetention prefix_cache_retention_interval{0};
   bool single_flight = true;  ///< requests wait for blocks that others are computing
   /// Short steps are planned while the last one is computed, unless there are guesses ahead.
   bool async_scheduling = true;

@@ -45,8 +45,10 @@ void BlockManagerState::note_filled(Round& round, const Sequence& sequence) {
   const std::size_t first = sequence.computed / tokens_per_block_;
   const std::size_t known = sequence.computed + sequence.in_flight - sequence.drafts.size();
   const std::size_t end = known / tokens_per_block_;
-  for (std::size_t g = 0; g < groups_.count && first != end; ++g)
-    round.filled.add(content_of(sequence), groups_.id(g), sequence.tables[g].device, first, end);
+  for (std::size_t g = 0; g < groups_.count; ++g)
+    for (std::size_t i = first; i < end; ++i)
+      if (const GroupId group = groups_.id(g); is_cached(sequence, group, i))
+        round.filled.add(content_of(sequence), group, sequence.tables[g].device, i, i + 1);
 }
 
 /// Why the sequence can never be admitted; nothing if it can.
@@ -90,6 +92,7 @@ BlockManagerState::Admitted BlockManagerState::admit(Round& round, SeqId seq) {
     if (fresh) give_back(round, *fresh);
     return is_lost ? Admitted::lost : Admitted::no_room;
   }
+  sequence.junction = start.junction;
   if (!std::exchange(sequence.is_counted, true)) count_first_admission(sequence, start);
   const std::uint32_t before = std::exchange(sequence.computed_before, 0);
   bump(pool_.counters()["failover_recomputed_tokens"], before - std::min(before, start.computed));
@@ -306,6 +309,8 @@ BlockManagerState::Start BlockManagerState::start_of(const Sequence& sequence,
   Start start{.found = find_start(pool_, content_of(sequence), most, may_promote, filled),
               .looked_up = most};
   start.computed = static_cast<std::uint32_t>(start.found.hit * tokens_per_block_);
+  if (start.found.hit_of_first > start.found.hit)
+    start.junction = start.found.hit_of_first * tokens_per_block_;
   if (!sequence.is_swapped_out || sequence.computed <= start.computed) return start;
 
   start.is_own_copy = true;

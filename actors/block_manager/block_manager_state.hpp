@@ -36,12 +36,14 @@
 #include "actors/prefix/single_flight.hpp"
 #include "base/stop_watch.hpp"
 #include "config/choices.hpp"
+#include "config/window_retention.hpp"
 #include "pool/block_pool.hpp"
 
 namespace kvhive {
 
 struct BlockManagerConfig {
   bool prefix_caching = true;
+  WindowRetention retention{};
   PreemptionMode preemption = PreemptionMode::recompute;
   double watermark = 0;  ///< share of the device blocks that an admission must leave available
   std::uint32_t max_num_seqs = 128;
@@ -127,7 +129,8 @@ class BlockManagerState {
     std::uint32_t to_score = 0, scored = 1;
     std::uint32_t prompt_logprobs = 0;
     std::shared_ptr<const LogitsProcessor> logits{};
-    std::uint32_t prompt_tokens = 0;  ///< of its first tokens; known only if there are `logits`
+    std::uint32_t prompt_tokens = 0;  ///< of its first tokens
+    std::size_t junction = 0;         ///< tokens (ResumePoints), when it was last looked up
     std::uint32_t most_tokens = 0;    ///< with so many it has ended
     std::shared_ptr<const EmbeddedPrompt> embedded{};  ///< its first tokens, if not null
     bool has_ended = false;  ///< and is forgotten when no step is under way that writes it
@@ -140,6 +143,7 @@ class BlockManagerState {
     SequenceStart found;
     std::size_t looked_up = 0;   ///< blocks that were looked up
     std::uint32_t computed = 0;  ///< tokens
+    std::size_t junction = 0;    ///< ResumePoints::junction
     bool is_own_copy = false;    ///< what the device tier lacks is in the sequence's host tables
   };
   /// Of a sequence in a plan that is done.
@@ -183,6 +187,7 @@ class BlockManagerState {
   static void score(const Sequence& sequence, ScheduledSequence& work);
   void keep_right_drafts(Sequence& sequence);
   void publish(const Sequence& sequence, Prefix& published, std::span<const BlockId> table);
+  bool is_cached(const Sequence& sequence, GroupId group, std::size_t block) const;
   Prefix publish_run(const Sequence& sequence, const Prefix& from, std::span<const BlockId> blocks);
   void announce(const Sequence& sequence, GroupId group, std::size_t from);
   void apply_request(const StepRequest& request);

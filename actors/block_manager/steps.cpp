@@ -14,6 +14,19 @@ namespace {
 /// meanwhile waits for both.
 constexpr double kLongStep = 0.01;
 
+/// Where the blocks of windows are kept at few places only, nobody can go on from others: what is
+/// claimed ends at such a place.
+SingleFlight::Stretch stretch_for(const BlockManagerConfig& config, const CacheGroups& groups,
+                                  std::size_t block_size) {
+  const bool has_windows = std::ranges::any_of(groups.all(), [](const CacheGroup& group) {
+    return group.kind == CacheKind::sliding_window;
+  });
+  if (!has_windows || !config.retention.interval) return config.stretch;
+  constexpr std::size_t kAll = std::size_t{1} << 32;  // blocks: more than any prompt has
+  const std::size_t unit = *config.retention.interval / block_size;
+  return {.unit = unit == 0 ? kAll : unit, .least = config.stretch.least};
+}
+
 }  // namespace
 
 BlockManagerState::BlockManagerState(BlockPool& pool, const BlockManagerConfig& config)
@@ -23,7 +36,8 @@ BlockManagerState::BlockManagerState(BlockPool& pool, const BlockManagerConfig& 
       config_(config),
       tokens_per_block_(pool.tokens_per_block()),
       copy_policy_(tokens_per_block_),
-      single_flight_(pool.claims(), config.clock, config.stretch) {}
+      single_flight_(pool.claims(), config.clock,
+                     stretch_for(config, pool.groups(), pool.tokens_per_block())) {}
 
 BlockManagerState::Round BlockManagerState::round_of(const StepRequest& request) const {
   Round round{.request = request,
@@ -237,9 +251,16 @@ void BlockManagerState::publish(const Sequence& sequence, Prefix& published,
   // Some of these blocks may have been found in the pool.
   for (; published.depth < to; ++published.depth) {
     const auto block = table.subspan(published.depth, 1);
-    if (block.front() != kNullBlock && !pool_.is_published(block.front()))
+    if (block.front() != kNullBlock && !pool_.is_published(block.front()) &&
+        is_cached(sequence, published.group, published.depth))
       publish_run(sequence, published, block);
   }
+}
+
+bool BlockManagerState::is_cached(const Sequence& sequence, GroupId group,
+                                  std::size_t block) const {
+  return is_retained(config_.retention, groups_[group], block,
+                     {sequence.prompt_tokens, sequence.junction}, tokens_per_block_);
 }
 
 Prefix BlockManagerState::publish_run(const Sequence& sequence, const Prefix& from,
@@ -253,7 +274,7 @@ Prefix BlockManagerState::publish_run(const Sequence& sequence, const Prefix& fr
 }
 
 /// Announces which content the sequence's blocks in a group from place `from` on will hold, for
-/// those blocks whose tokens are all known.
+/// those blocks whose tokens are all known, whether or not they will be kept.
 void BlockManagerState::announce(const Sequence& sequence, GroupId group, std::size_t from) {
   const std::span<const BlockId> table = sequence.tables[groups_.place(group)].device;
   const std::size_t to = std::min(table.size(), sequence.names.blocks());

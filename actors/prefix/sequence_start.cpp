@@ -41,9 +41,13 @@ class Search {
     if (groups_.is_one_full()) {
       search_run(groups_.id(0));
       while (start_.hit < most_ && is_found(0, start_.hit)) ++start_.hit;
+      start_.hit_of_first = start_.hit;
     } else {
-      start_.hit = longest_hit(groups_, most_, pool_.tokens_per_block(),
-                               [&](std::size_t g, std::size_t i) { return find(g, i); });
+      const GroupsHit hit =
+          longest_hit(groups_, most_, pool_.tokens_per_block(),
+                      [&](std::size_t g, std::size_t i) { return find(g, i); });
+      start_.hit = hit.blocks;
+      start_.hit_of_first = hit.of_first;
     }
     for (std::size_t g = 0; g < groups_.count; ++g) keep_needed(groups_.id(g));
     pool_.cancel(unneeded_);

@@ -27,6 +27,9 @@ struct SequenceStart {
   };
   std::vector<OfGroup> groups;
   std::size_t hit = 0;  ///< blocks that need not be computed
+  /// Blocks that would not need to be, if the groups of windows had what is read behind them
+  /// (GroupsHit::of_first); `hit` or more.
+  std::size_t hit_of_first = 0;
 
   /// All blocks of a tier, group after group.
   std::vector<BlockId> blocks(Tier tier) const;

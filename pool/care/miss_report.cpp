@@ -241,9 +241,10 @@ class Explanation {
   /// Where an engine would begin to compute, and which block keeps it from beginning later.
   void find_hit() {
     const std::size_t most = std::min(names_.blocks(), report_.matchable);
-    const std::size_t hit = longest_hit(
-        groups(), most, block_tokens_,
-        [&](std::size_t g, std::size_t i) { return tier_of(groups().id(g), i).has_value(); });
+    const std::size_t hit =
+        longest_hit(groups(), most, block_tokens_, [&](std::size_t g, std::size_t i) {
+          return tier_of(groups().id(g), i).has_value();
+        }).blocks;
     report_.computed_from = hit;
     for (std::size_t g = 0; g < groups().count; ++g) {
       const GroupId group = groups().id(g);

@@ -47,7 +47,9 @@ class CacheGroupsTest : public ::testing::Test {
     return ids;
   }
   void add(std::uint64_t seq, std::vector<TokenId> tokens) {
+    const auto prompt = static_cast<std::uint32_t>(tokens.size());
     request_.added.push_back({SeqId{seq}, std::move(tokens), {}, 0, {}});
+    request_.added.back().prompt_tokens = prompt;
   }
   void append(std::uint64_t seq, TokenId token) {
     done_.sampled.push_back({SeqId{seq}, {token, 0, {}}});
@@ -186,6 +188,78 @@ TEST_F(CacheGroupsTest, AWindowIsFoundBehindAGap) {
   evict(0, 2);
   EXPECT_EQ(found(counting(0, 33)), 32u);
   EXPECT_EQ(found(counting(0, 13)), 8u) << "where the gap is in the window, what is before it";
+}
+
+// -- vLLM: test_hybrid_local_kv_retention..., test_pure_swa_retention..., and those of a shared
+// prefix -----------------------------------------------------------------------------------------
+
+TEST_F(CacheGroupsTest, TheLatestOnlyIsFoundWhereThePromptEndedAndNowhereElse) {
+  config_.retention = {0};
+  make_pool({kFull, window(6)}, 60);
+  compute_and_end(counting(0, 35));
+  EXPECT_EQ(found(counting(0, 35)), 32u);
+  EXPECT_EQ(found(counting(0, 21)), 0u);
+  EXPECT_EQ(found(counting(0, 60)), 32u) << "a longer prompt goes on from there";
+}
+
+TEST_F(CacheGroupsTest, AWindowAloneIsKeptAtThePromptsEndOnly) {
+  config_.retention = {0};
+  make_pool({window(6)}, 60);
+  compute_and_end(counting(0, 35));
+  EXPECT_EQ(found(counting(0, 35)), 32u);
+  EXPECT_EQ(found(counting(0, 21)), 0u);
+}
+
+TEST_F(CacheGroupsTest, AtAnIntervalWindowsAreFoundBeforeItsMultiplesToo) {
+  config_.retention = {16};
+  make_pool({kFull, window(6)}, 60);
+  compute_and_end(counting(0, 60));
+  EXPECT_EQ(found(counting(0, 50)), 48u);
+  EXPECT_EQ(found(counting(0, 47)), 32u);
+  EXPECT_EQ(found(counting(0, 60)), 56u) << "and at the prompt's end";
+}
+
+/// What a system prompt needs: full attention has it, the window only where the first prompt ended.
+TEST_F(CacheGroupsTest, ABeginningInCommonIsKeptFromTheSecondTimeOn) {
+  config_.retention = {0};
+  make_pool({kFull, window(6)}, 100);
+  const auto prompt = [](TokenId rest) {
+    std::vector<TokenId> tokens = counting(0, 20);
+    const auto own = counting(rest, 14);
+    tokens.insert(tokens.end(), own.begin(), own.end());
+    return tokens;
+  };
+  compute_and_end(prompt(100));
+  EXPECT_EQ(found(prompt(200)), 0u);
+  compute_and_end(prompt(200));
+  EXPECT_EQ(found(prompt(300)), 20u);
+}
+
+TEST_F(CacheGroupsTest, WhatAnAnswerAddsIsNotKeptOfAWindow) {
+  config_.retention = {0};
+  make_pool({kFull, window(6)}, 60);
+  add(1, counting(0, 17));
+  plan({.waiting = {1}});
+  for (TokenId token = 17; token < 30; ++token) {
+    append(1, token);
+    plan({.running = {1}});
+  }
+  plan({.ended = {1}});
+  EXPECT_EQ(found(counting(0, 30)), 16u);
+}
+
+/// Full blocks that nobody will look for go first: those that are kept stay longer.
+TEST_F(CacheGroupsTest, BlocksThatAreNotKeptAreFreeAtOnce) {
+  for (const auto& [interval, blocks] :
+       {std::pair{std::optional<std::uint32_t>(), 16u}, {std::optional<std::uint32_t>(0), 10u}}) {
+    config_.retention.interval = interval;
+    make_pool({kFull, window(6)}, 60);
+    compute_and_end(counting(0, 33));
+    std::size_t idle = 0;
+    for (std::uint32_t b = 1; b < memory_->geometry().device_blocks; ++b)
+      idle += memory_->block(BlockId{b}).word().is_idle();
+    EXPECT_EQ(idle, blocks);
+  }
 }
 
 /// The window's tokens are equal, those before it are not: no hit.

@@ -22,12 +22,14 @@ constexpr std::uint32_t kSequences = 6;  ///< that run at a time, at most
 /// vLLM's KVCacheManager with its HybridKVCacheCoordinator, in the simplest way.
 class ModelManager {
  public:
-  ModelManager(const CacheGroups& groups, std::uint32_t blocks)
-      : groups_(groups), pool_(1, blocks + 1) {}
+  ModelManager(const CacheGroups& groups, std::uint32_t blocks, WindowRetention retention)
+      : groups_(groups), retention_(retention), pool_(1, blocks + 1) {}
 
   struct Sequence {
     std::vector<TokenId> tokens;
     bool has_adapter = false;
+    std::size_t prompt = 0;    ///< tokens
+    std::size_t junction = 0;  ///< blocks that full attention had in the cache, and not all groups
     std::size_t computed = 0, in_flight = 0;
     std::vector<std::vector<std::uint32_t>> tables{};  ///< 0 = the null block
   };
@@ -75,6 +77,8 @@ class ModelManager {
   std::optional<std::size_t> admit(std::uint64_t seq, std::size_t budget, bool is_first) {
     Sequence& s = sequences.at(seq);
     const std::size_t hit = longest((s.tokens.size() - 1) / kSize, s);
+    const std::size_t of_first = longest((s.tokens.size() - 1) / kSize, s, true);
+    s.junction = of_first > hit ? of_first : 0;
     std::vector<std::uint32_t> found;
     std::size_t in_all = 0, now = 0, idle = 0;
     const std::size_t tokens = std::min(s.tokens.size() - hit * kSize, budget);
@@ -116,8 +120,19 @@ class ModelManager {
     for (std::size_t g = 0; g < groups_.count; ++g)
       for (std::size_t i = 0; i < (s.computed + tokens) / kSize; ++i) {
         const std::uint32_t block = s.tables[g][i];
-        if (block != 0 && !pool_.is_cached(block)) pool_.publish(block, key(s, g, i));
+        if (block != 0 && !pool_.is_cached(block) && is_kept(s, g, i))
+          pool_.publish(block, key(s, g, i));
       }
+  }
+  /// By definition: whether any sequence that begins at one of the places to keep reads the block.
+  bool is_kept(const Sequence& s, std::size_t g, std::size_t i) const {
+    if (groups_.group[g].kind != CacheKind::sliding_window || !retention_.interval) return true;
+    for (std::size_t end = i + 1; first(g, end * kSize) <= i; ++end) {
+      const bool is_multiple =
+          *retention_.interval != 0 && end * kSize % *retention_.interval == 0;
+      if (end == (s.prompt - 1) / kSize || end == s.junction || is_multiple) return true;
+    }
+    return false;
   }
   static std::size_t blocks_for(std::size_t tokens) { return (tokens + kSize - 1) / kSize; }
   std::size_t first(std::size_t g, std::size_t computed) const {
@@ -132,26 +147,33 @@ class ModelManager {
     std::erase(table, 0u);
     return table;
   }
-  /// By definition: of `most` blocks the longest start of which each group has what is read.
-  std::size_t longest(std::size_t most, const Sequence& s) const {
+  /// By definition: of `most` blocks the longest start of which each group has what is read; or
+  /// only those groups which are like the first.
+  std::size_t longest(std::size_t most, const Sequence& s, bool is_for_first = false) const {
     for (std::size_t hit = most; hit > 0; --hit) {
       bool is_hit = true;
       for (std::size_t g = 0; g < groups_.count && is_hit; ++g)
-        for (std::size_t i = first(g, hit * kSize); i < hit && is_hit; ++i)
-          is_hit = pool_.find(key(s, g, i)).has_value();
+        if (!is_for_first || groups_.group[g] == groups_.group[0])
+          for (std::size_t i = first(g, hit * kSize); i < hit && is_hit; ++i)
+            is_hit = pool_.find(key(s, g, i)).has_value();
       if (is_hit) return hit;
     }
     return 0;
   }
 
   CacheGroups groups_;
+  WindowRetention retention_;
   ModelPool pool_;
 };
 
 class Duel {
  public:
-  Duel(const CacheGroups& groups, std::uint32_t blocks, std::uint32_t seed)
-      : random_(seed), memory_(pool_memory(groups, blocks)), model_(groups, blocks) {
+  Duel(const CacheGroups& groups, std::uint32_t blocks, WindowRetention retention,
+       std::uint32_t seed)
+      : random_(seed),
+        memory_(pool_memory(groups, blocks)),
+        manager_(pool_, {.retention = retention, .max_num_batched_tokens = kStepTokens}),
+        model_(groups, blocks, retention) {
     occupy(memory_, ProcessSlot{0});
   }
 
@@ -234,7 +256,10 @@ class Duel {
       tokens.insert(tokens.end(), between(1, 9), token());
     const std::uint64_t seq = ++last_;
     model_.sequences[seq].tokens = tokens;
+    model_.sequences[seq].prompt = tokens.size();
     request.added.push_back({SeqId{seq}, std::move(tokens), {}, 0, {}});
+    request.added.back().prompt_tokens =
+        static_cast<std::uint32_t>(request.added.back().tokens.size());
     if (between(0, 3) == 0) {
       model_.sequences[seq].has_adapter = true;
       request.added.back().salt = start_key("", "poet");
@@ -290,7 +315,7 @@ class Duel {
   std::mt19937 random_;
   PoolMemory memory_;
   BlockPool pool_{memory_, ProcessSlot{0}};
-  BlockManagerState manager_{pool_, {.max_num_batched_tokens = kStepTokens}};
+  BlockManagerState manager_;
   ModelManager model_;
   std::vector<std::uint64_t> running_, scheduled_;
   std::vector<SeqId> dropped_;
@@ -301,6 +326,7 @@ struct Mix {
   const char* name;
   std::uint32_t blocks;
   std::vector<CacheGroup> groups;
+  WindowRetention retention{};
 };
 void PrintTo(const Mix& mix, std::ostream* out) { *out << mix.name; }
 
@@ -310,7 +336,7 @@ TEST_P(GroupsRandom, DecidesAsVllmsHybridManager) {
   CacheGroups groups;
   groups.count = 0;
   for (const CacheGroup& group : GetParam().groups) groups.group[groups.count++] = group;
-  Duel duel(groups, GetParam().blocks, 11);
+  Duel duel(groups, GetParam().blocks, GetParam().retention, 11);
   const std::uint64_t steps = random_steps(6'000);
   for (std::uint64_t step = 0; step < steps; ++step) {
     SCOPED_TRACE(step);
@@ -334,6 +360,20 @@ INSTANTIATE_TEST_SUITE_P(
                       Mix{"TwoKindsOfWindows",
                           60,
                           {{CacheKind::sliding_window, 4}, {CacheKind::sliding_window, 12}}},
+                      Mix{"WindowLatestOnly", 28, {{CacheKind::sliding_window, 5}}, {0}},
+                      Mix{"WindowEachThreeBlocks", 28, {{CacheKind::sliding_window, 5}}, {9}},
+                      Mix{"FullAndWindowLatestOnly",
+                          60,
+                          {{}, {CacheKind::sliding_window, 7}},
+                          {0}},
+                      Mix{"FullAndTwoWindowsEachFiveBlocks",
+                          90,
+                          {{}, {CacheKind::sliding_window, 6}, {CacheKind::sliding_window, 6}},
+                          {15}},
+                      Mix{"TwoKindsOfWindowsLatestOnly",
+                          60,
+                          {{CacheKind::sliding_window, 4}, {CacheKind::sliding_window, 12}},
+                          {0}},
                       Mix{"FullAndChunks", 60, {{}, {CacheKind::chunked_local, 6}}}),
     [](const auto& test) { return std::string(test.param.name); });
 

@@ -156,6 +156,12 @@ void use_guesses(RingConfig& config, std::uint64_t seed) {
   config.block_manager.async_scheduling = seed % 3 != 0 && seed % 5 != 0;
 }
 
+/// All blocks of windows stay in the cache, or few.
+void use_retention(BlockManagerConfig& config, std::uint64_t seed) {
+  const std::optional<std::uint32_t> intervals[] = {std::nullopt, 0, 8};
+  config.retention.interval = intervals[seed % 3];
+}
+
 using Case = std::tuple<PreemptionMode, SchedulingPolicy, bool, Crew>;
 
 class RingRandom : public ::testing::TestWithParam<Case> {};
@@ -269,6 +275,7 @@ TEST_P(RingRandomGroups, EveryRequestGetsTheOraclesTokensAndNoBlockIsLost) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     use_single_flight(config.block_manager, seed % 2 == 0);
     use_guesses(config, seed);
+    use_retention(config.block_manager, seed);
     RandomRun run(seed, crew, config, kMixes[mix].groups);
     run.run();
     if (HasFatalFailure()) return;

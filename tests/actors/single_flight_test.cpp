@@ -15,12 +15,14 @@
 #include "pool/care/fsck.hpp"
 #include "pool/care/reaper.hpp"
 #include "pool/processes/process_slot.hpp"
+#include "tests/support/cache_groups.hpp"
 #include "tests/support/private_pool.hpp"
 #include "tests/support/request.hpp"
 
 namespace kvhive::testing {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
@@ -44,7 +46,9 @@ class SingleFlightTest : public ::testing::Test {
       manager_.copy_policy().set(1, kTokenSeconds);
     }
     void add(std::uint64_t seq, std::vector<TokenId> tokens) {
+      const auto prompt = static_cast<std::uint32_t>(tokens.size());
       request_.added.push_back({SeqId{seq}, std::move(tokens), {}, 0, {}});
+      request_.added.back().prompt_tokens = prompt;
       waiting_.push_back(SeqId{seq});
     }
     void end(std::uint64_t seq) {
@@ -80,7 +84,8 @@ class SingleFlightTest : public ::testing::Test {
 
    private:
     static BlockManagerConfig config(SingleFlightTest& test, bool single_flight) {
-      return {.long_prefill_token_threshold = test.threshold_,
+      return {.retention = test.retention_,
+              .long_prefill_token_threshold = test.threshold_,
               .single_flight = single_flight,
               .clock = [&test] {
                 if (const auto act = std::exchange(test.meanwhile_, nullptr)) act();
@@ -136,8 +141,10 @@ class SingleFlightTest : public ::testing::Test {
 
   /// Names, and so the places of claims, are the same in each run: of two names that have one
   /// place, one goes unclaimed, by design.
-  static PoolMemory pool_of_one_secret() {
-    PoolMemory memory = private_pool(small_geometry(300, 0, kSize));
+  static PoolMemory pool_of_one_secret(const CacheGroups& groups = {}) {
+    PoolGeometry geometry = small_geometry(300, 0, kSize);
+    geometry.models[0].groups = groups;
+    PoolMemory memory = private_pool(geometry);
     PoolHeader& header = memory.control().header;
     for (std::size_t i = 0; i < header.secret.bytes.size(); ++i)
       header.secret.bytes[i] = static_cast<std::byte>(i * 37 + 11);
@@ -149,6 +156,7 @@ class SingleFlightTest : public ::testing::Test {
   PoolMemory memory_ = pool_of_one_secret();
   std::uint64_t now_ = 1;
   std::uint32_t threshold_ = 0;
+  WindowRetention retention_{};
   std::function<void()> meanwhile_;  ///< called once, between a lookup and a claim
   std::array<std::unique_ptr<Engine>, 3> engines_;
   std::set<std::pair<std::uint32_t, std::uint64_t>> known_;
@@ -328,6 +336,27 @@ TEST_F(SingleFlightTest, BlocksThatCameBetweenLookupAndClaimAreFound) {
   meanwhile_ = [&] { engine(0).finish(); };
   EXPECT_THAT(engine(1).plan(), IsEmpty());
   EXPECT_EQ(claims(), 0u);
+  EXPECT_THAT(engine(1).plan(), ElementsAre(Work(1, 1)));
+}
+
+/// Nobody can go on from the middle of a prompt there: whoever waited for less would wait for
+/// nothing.
+TEST_F(SingleFlightTest, WhereWindowsAreKeptAtTheEndOnlyTheWholePromptIsWaitedFor) {
+  memory_ = pool_of_one_secret(groups_of({kFull, window(8)}));
+  retention_ = {0};
+  threshold_ = 80;
+  add(0, 1, counting_to(301));
+  add(0, 3, counting_to(5));  // so that the threshold holds
+  add(1, 1, counting_to(301));
+  add(2, 1, counting_to(201));
+  EXPECT_THAT(engine(0).plan(), ElementsAre(Work(1, 80), Work(3, 5)));
+  EXPECT_THAT(engine(1).plan(), IsEmpty());
+  EXPECT_THAT(engine(2).plan(), ElementsAre(Work(1, 201))) << "the end of its prompt is its own";
+  for (int step = 0; step < 3; ++step) {
+    EXPECT_THAT(engine(0).plan(), Contains(Work(1, step < 2 ? 80 : 61)));
+    EXPECT_THAT(engine(1).plan(), IsEmpty()) << step;
+  }
+  engine(0).finish();
   EXPECT_THAT(engine(1).plan(), ElementsAre(Work(1, 1)));
 }
 

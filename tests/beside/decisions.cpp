@@ -79,6 +79,8 @@ BlockManagerConfig manager_config(const json& config) {
   manager.watermark = config["watermark"];
   manager.max_num_seqs = config["max_num_seqs"];
   manager.max_num_batched_tokens = config["max_num_batched_tokens"];
+  if (const json interval = config.value("retention", json()); !interval.is_null())
+    manager.retention.interval = interval;
   manager.long_prefill_token_threshold = config["long_prefill_token_threshold"];
   return manager;
 }

@@ -73,6 +73,8 @@ def random_stream(seed, requests):
     }
     if rng.random() < 0.4:
         config["guesses"] = rng.choice([1, 3, 5])
+    windows = any(kind == "window" for kind, *_ in config["groups"])
+    config["retention"] = rng.choice([0, 0, None, 2 * block, 5 * block] if windows else [0, None])
     while most_blocks(config) >= config["blocks"]:  # vLLM would not start
         config["max_model_len"] -= 1
     longest = config["max_model_len"] - 45
@@ -142,7 +144,7 @@ def vllm_scheduler(config):
         return SlidingWindowSpec(**shape, sliding_window=span) if kind == "window" else ChunkedLocalAttentionSpec(**shape, attention_chunk_size=span)
 
     groups = [KVCacheGroupSpec([f"layer{i}"], spec(*group)) for i, group in enumerate(config["groups"])]
-    kv = KVCacheConfig(num_blocks=config["blocks"], kv_cache_tensors=[], kv_cache_groups=groups)
+    kv = KVCacheConfig(num_blocks=config["blocks"], kv_cache_tensors=[], kv_cache_groups=groups, prefix_cache_retention_interval=config["retention"])
     cache.num_gpu_blocks = config["blocks"]
     scheduler = Scheduler(vllm_config=vllm_config, kv_cache_config=kv, structured_output_manager=StructuredOutputManager(vllm_config),
                      block_size=config["block_size"], hash_block_size=config["block_size"], log_stats=False)

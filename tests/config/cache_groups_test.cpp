@@ -19,7 +19,8 @@ using testing::window;
 /// The hit in one group of which the blocks in `cached` are there, of blocks of 2 tokens.
 std::size_t hit_of(const CacheGroup& group, const std::vector<bool>& cached) {
   return longest_hit(groups_of({group}), cached.size(), 2,
-                     [&](std::size_t, std::size_t block) { return cached[block]; });
+                     [&](std::size_t, std::size_t block) { return cached[block]; })
+      .blocks;
 }
 
 // -- vLLM: tests/v1/core/test_single_type_kv_cache_manager.py
@@ -113,7 +114,8 @@ class HybridHit : public ::testing::Test {
     return longest_hit(groups_of({kFull, window(32), window(32)}), 3, 16,
                        [&](std::size_t g, std::size_t i) {
                          return !evicted.contains({g, i});
-                       });
+                       })
+        .blocks;
   }
 };
 
@@ -175,7 +177,7 @@ TEST(CacheGroups, TheLongestHitIsTheLongestByDefinition) {
         longest_hit(groups, most, block_size, [&](std::size_t g, std::size_t i) {
           EXPECT_TRUE(asked.insert({g, i}).second) << "asked twice";
           return bool{cached[g][i]};
-        });
+        }).blocks;
     ASSERT_EQ(hit, slow_hit(groups, most, block_size, cached)) << "round " << round;
     hits += hit;
   }

@@ -52,6 +52,7 @@ const Sample kWritten[] = {
     {"num-speculative-tokens", "5", "5", "5"},
     {"prompt-lookup-max", "7", "7", "7"},
     {"prompt-lookup-min", "3", "3", "3"},
+    {"prefix-cache-retention-interval", "4096", "4096", "4096"},
     {"single-flight", "false", "false", "false"},
     {"async-scheduling", "false", "false", "false"},
     {"batch-invariant", "true", "true", "true"},

@@ -72,6 +72,30 @@ TEST(Windows, ARequestMayBeMuchLongerThanThePool) {
   EXPECT_TRUE(daemon.fsck_is_clean());
 }
 
+TEST(Windows, TheTokensAreTheSameHoweverManyBlocksAreKept) {
+  const WindowedModel model = WindowedModel::qwen(64, 1);
+  const Tokens expected = one_by_one(model.path());
+  for (const char* interval : {"0", "64", "dense"}) {
+    SCOPED_TRACE(interval);
+    const Daemon daemon({"--model", model.path(), "--engines", "2", "--kv-cache-memory-bytes",
+                         "32M", "--prefix-cache-retention-interval", interval});
+    EXPECT_EQ(at_once(daemon), expected);
+    EXPECT_EQ(at_once(daemon), expected);
+    EXPECT_TRUE(daemon.fsck_is_clean());
+  }
+}
+
+TEST(Windows, AnIntervalOfPartsOfBlocksIsRefused) {
+  const WindowedModel model = WindowedModel::qwen(64, 1);
+  const TempDirectory directory;
+  const CommandResult refused =
+      run("kvhived", {"--model", model.path(), "--kv-cache-memory-bytes", "32M", "--socket",
+                      (directory.path() / "s").string(), "--prefix-cache-retention-interval", "40"});
+  EXPECT_NE(refused.exit_code, 0);
+  EXPECT_THAT(refused.err, HasSubstr("prefix-cache-retention-interval: '40' must be a multiple of "
+                                     "the 16 tokens of a block"));
+}
+
 TEST(Windows, ToolsNameTheGroups) {
   const WindowedModel model = WindowedModel::qwen(64, 1);
   const Daemon daemon({"--model", model.path(), "--kv-cache-memory-bytes", "32M"});

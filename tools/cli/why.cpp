@@ -120,8 +120,9 @@ class Account {
         return "present under another cache salt or adapter only, or under none, which does not "
                "share";
       case CacheStatus::never_seen:
-        return report_.has_forgotten ? "never seen, or evicted longer ago than is remembered"
-                                     : "never seen";
+        return (report_.has_forgotten ? "never seen, or evicted longer ago than is remembered"
+                                      : "never seen") +
+               unkept(v);
     }
     return "unknown";
   }
@@ -170,9 +171,17 @@ class Account {
                " is cached under another cache salt or adapter only, or under none.";
       case CacheStatus::never_seen:
         return start + block + " was never computed" +
-               (report_.has_forgotten ? ", or evicted longer ago than is remembered." : " here.");
+               (report_.has_forgotten ? ", or evicted longer ago than is remembered" : " here") +
+               unkept(at(place)) + ".";
     }
     return start;
+  }
+
+  /// A window's blocks may have been computed and not cached.
+  std::string unkept(const BlockStatus& block) const {
+    return groups_[block.group].kind == CacheKind::sliding_window
+               ? ", or not kept (prefix-cache-retention-interval)"
+               : "";
   }
 
   /// "12-15", or "12, 40, 17", of many "12, 40, ... 17: 9 blocks": the pool's own block numbers.

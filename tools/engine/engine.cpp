@@ -232,6 +232,7 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
       options.max_queued_tokens};
   parts.block_manager = {
       .prefix_caching = options.enable_prefix_caching,
+      .retention = options.prefix_cache_retention_interval,
       .preemption = options.preemption_mode,
       .watermark = options.watermark,
       .max_num_seqs = options.max_num_seqs,

@@ -119,12 +119,23 @@ Expected<bool> choose_block_sizes(ResolvedOptions& options, int stop) {
   return true;
 }
 
+Expected<void> check_retention(const Options& asked, const ModelFacts& model) {
+  const std::uint32_t interval = asked.prefix_cache_retention_interval.interval.value_or(0);
+  if (interval % model.layout.block_size == 0) return {};
+  return failure(Errc::bad_argument, "prefix-cache-retention-interval: '" +
+                                         std::to_string(interval) +
+                                         "' must be a multiple of the " +
+                                         std::to_string(model.layout.block_size) +
+                                         " tokens of a block of " + model.name);
+}
+
 /// False = `stop` became readable.
 Expected<bool> describe_models(MadePool& pool, const ResolvedOptions& options, int stop) {
   for (std::size_t m = 0; m < options.models.size(); ++m) {
     auto model = describe_model(options_of(options.asked, options.models, m), stop);
     if (!model) return forward_error(model);
     if (!*model) return false;
+    if (auto fits = check_retention(options.asked, **model); !fits) return forward_error(fits);
     pool.models.push_back(std::move(**model));
   }
   return true;

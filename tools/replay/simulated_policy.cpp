@@ -111,6 +111,7 @@ class Simulation {
     Block& block = blocks_[id];
     if (!block.is_published) return free_.push_front(id);
     switch (policy_) {
+      case SimulatedPolicy::two_lists: return put(id, 0, block.uses > 1 ? blocks_.size() : 0);
       case SimulatedPolicy::lfu: return put(id, block.uses);
       case SimulatedPolicy::optimum: return put(id, -next_use(block.content, number));
       default: return put(id, 0);
@@ -136,8 +137,9 @@ class Simulation {
     }
   }
 
-  void put(std::uint32_t id, std::int64_t rank) {
-    blocks_[id].place = {rank, next_stamp_++};
+  /// \param age  releases that it is held as younger by
+  void put(std::uint32_t id, std::int64_t rank, std::uint64_t age = 0) {
+    blocks_[id].place = {rank, next_stamp_++ + age};
     idle_.insert({blocks_[id].place, id});
   }
 

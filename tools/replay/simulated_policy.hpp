@@ -16,14 +16,16 @@ namespace kvhive {
 enum class SimulatedPolicy : std::uint8_t {
   lru,              ///< the least recently released
   second_chance,    ///< the same, but one that was hit goes to the end of the order once
+  two_lists,        ///< as lru, but one that was used again is held as younger by a pool's blocks
   lfu,              ///< the least often used; of these the least recently released
   departed_first,   ///< as lru, but first those that only a session has used that has ended
   departed_second,  ///< departed_first, with second chances for the others
   optimum,          ///< the one that is used again last; needs to know the future
 };
-constexpr std::array<std::string_view, 6> names_of(SimulatedPolicy) {
+constexpr std::array<std::string_view, 7> names_of(SimulatedPolicy) {
   return {"lru",
           "second chance",
+          "two lists",
           "lfu",
           "departed first",
           "departed, second chance",
