@@ -299,9 +299,9 @@ constexpr OptionField kFields[] = {
      .help = "reuse the blocks of equal prefixes"},
     {.name = "prefix-cache-retention-interval",
      .type = kValue<&Options::prefix_cache_retention_interval>,
-     .help = "of a layer with a sliding window, the blocks that stay in the cache: those from "
-             "which the same prompt goes on, or another one with the same beginning, and those at "
-             "every multiple of so many tokens (0 = only the former); dense = all"},
+     .help = "of layers with a sliding window, which blocks stay in the cache: dense = all; a "
+             "number = those from which the same prompt goes on, or another one that begins as "
+             "two before it did, and those at each multiple of so many tokens (0 = at none)"},
     {.name = "single-flight",
      .type = kValue<&Options::single_flight>,
      .help =

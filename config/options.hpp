@@ -110,7 +110,7 @@ struct Options {
   std::uint32_t max_queued_tokens = 0;
   bool enable_prefix_caching = true;
   /// Which blocks of sliding windows stay in the cache.
-  WindowRetention prefix_cache_retention_interval{0};
+  WindowRetention prefix_cache_retention_interval;
   bool single_flight = true;  ///< requests wait for blocks that others are computing
   /// Short steps are planned while the last one is computed, unless there are guesses ahead.
   bool async_scheduling = true;

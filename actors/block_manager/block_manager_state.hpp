@@ -34,6 +34,7 @@
 #include "actors/messages.hpp"
 #include "actors/prefix/sequence_start.hpp"
 #include "actors/prefix/single_flight.hpp"
+#include "actors/step_order.hpp"
 #include "base/stop_watch.hpp"
 #include "config/choices.hpp"
 #include "config/window_retention.hpp"
@@ -269,6 +270,7 @@ class BlockManagerState {
   BlockManagerConfig config_;
   std::uint32_t tokens_per_block_;
   std::unordered_map<SeqId, Sequence> sequences_;
+  StepOrder<Sequence> running_order_;
   std::deque<StepUnderWay> steps_;  ///< in their order
   std::vector<Lists> spent_;        ///< whose memory is to be had
   /// Whom plan_ahead() plans for, in their order; its step, and the most tokens of it.

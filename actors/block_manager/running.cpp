@@ -12,10 +12,13 @@ void BlockManagerState::serve_running(Round& round) {
   const std::size_t most = round.request.running.size() + round.request.waiting.size();
   round.plan.work.reserve(most);
   round.under_way.work.reserve(most);
+  running_order_.begin();
   for (const SeqId seq : round.request.running) {
     if (round.preempted.contains(seq)) continue;
     ++round.running;
-    Sequence& sequence = sequences_.at(seq);
+    Sequence* const found = running_order_.find(sequences_, seq);
+    KV_CHECK(found != nullptr, seq.value);
+    Sequence& sequence = *found;
     const std::uint32_t tokens = std::min({next_tokens(sequence), round.budget, round.most_of_one});
     if (tokens == 0) continue;
     release_passed(sequence);

@@ -336,6 +336,7 @@ void BlockManagerState::forget(SeqId seq) {
       append_blocks(held, *blocks);
       pool_.release(held);
     }
+  running_order_.forget();
   sequences_.erase(found);
 }
 

@@ -357,6 +357,7 @@ void SchedulerState::complete(const StepDone& done) {
   for (const PromptScores& scores : done.scored)
     if (const auto scored = requests_.find(scores.seq); scored != requests_.end())
       scored->second.sink->prompt(scores.first, scores.tokens);
+  sampled_order_.begin();
   for (const SampledToken& sampled : done.sampled) take(sampled, now);
   if (config_.lookup.drafts != 0) learn_from_guesses(done);
   drop_unwanted();
@@ -424,9 +425,9 @@ void SchedulerState::preempt(SeqId seq) {
 /// The step has sampled a token, perhaps one of several of its request. What comes behind the
 /// request's last token is dropped.
 void SchedulerState::take(const SampledToken& sampled, std::uint64_t now) {
-  const auto found = requests_.find(sampled.seq);
-  if (found == requests_.end()) return;
-  Request& request = found->second;
+  Request* const found = sampled_order_.find(requests_, sampled.seq);
+  if (found == nullptr) return;
+  Request& request = *found;
   waiting_.serve(request.domain, 1);
   if (request.is_unwanted) return;
   const std::uint64_t before = std::exchange(request.last_token, now);
@@ -435,12 +436,11 @@ void SchedulerState::take(const SampledToken& sampled, std::uint64_t now) {
     request.times.first_token = now;
     request.sink->note(request.times);
   }
-  const RequestTimes times = request.times;  // append() may end the request
-  append(sampled.seq, request, sampled.token);
   if (is_first)
-    meter_.first_token(times);
+    meter_.first_token(request.times);
   else if (before != 0 && before != now)
     meter_.next_token(now - before);
+  append(sampled.seq, request, sampled.token);  // may end the request
 }
 
 /// Appends a token to the request and gives it to the client.
@@ -487,6 +487,7 @@ void SchedulerState::forget(SeqId seq) {
   }
   if (const auto newest = by_key_.find(request.key); newest->second == seq) by_key_.erase(newest);
   kept_.push_back(std::move(request.sink));  // to_flush_ may have it
+  sampled_order_.forget();
   requests_.erase(found);
 }
 

@@ -26,6 +26,7 @@
 #include "actors/scheduler/waiting_queue.hpp"
 #include "actors/speculation/guess_policy.hpp"
 #include "actors/speculation/prompt_lookup.hpp"
+#include "actors/step_order.hpp"
 #include "config/choices.hpp"
 #include "ipc/channel/board.hpp"
 
@@ -167,6 +168,7 @@ class SchedulerState {
   std::uint64_t next_seq_ = 1;
   std::uint64_t next_step_ = 1;
   std::unordered_map<SeqId, Request> requests_;
+  StepOrder<Request> sampled_order_;
   std::map<RequestKey, SeqId> by_key_;
   /// Any request leaves it in logarithmic time: when a client with many dies, they all end at once.
   WaitingQueue waiting_;
