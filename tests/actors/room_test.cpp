@@ -80,8 +80,8 @@ class Manager {
   std::uint32_t cached_ = 0;
 };
 
-/// V0's test_can_allocate_seq_group: 16 tokens a block, 8, 40 and 80 blocks, 1 and 4 sequences,
-/// watermarks of 0 and 0.5. Beside a sequence that runs, without which kvhive leaves nothing free.
+/// V0's test_can_allocate_seq_group: 16 tokens a block, 8, 40 and 80 blocks, watermarks of 0
+/// and 0.5. Beside a sequence of 1 or 4 blocks that runs, without which kvhive leaves nothing free.
 TEST(Room, IsOkLaterOrNeverAsInV0ButForWhatTheWatermarkMakesImpossible) {
   constexpr std::size_t kSize = 16;
   for (const std::uint32_t blocks : {8u, 40u, 80u})
