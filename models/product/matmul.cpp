@@ -12,10 +12,6 @@
 namespace kvhive {
 namespace {
 
-/// With fewer multiplications than this (about 0.5 ms of one core), only one thread computes. If
-/// cores are shared, more threads would lose time, since all wait for the slowest thread.
-constexpr std::int64_t kSerialWork = std::int64_t{1} << 26;
-
 /// At least so many bytes of this thread's.
 std::byte* at_least(LineVector<std::byte>& buffer, std::size_t bytes) {
   if (buffer.size() < bytes) buffer.resize(bytes);
@@ -55,7 +51,7 @@ void Matmul::apply(std::span<const float> x, std::span<float> y) const {
   if (shape.rows == 0) return;
   const ProductKernel& kernel = product_kernel(weights_.dtype);
   const std::int64_t multiplications = (shape.rows + kernel.reading_rows) * shape.N * shape.K;
-  const int most_threads = multiplications < kSerialWork ? 1 : omp_get_max_threads();
+  const int most_threads = multiplications < kernel.serial_work ? 1 : omp_get_max_threads();
   const ProductBlocking blocking = kernel.blocking(shape, most_threads);
   const std::int32_t row_parts = parts(shape.rows, blocking.rows);
   const std::int32_t column_parts = parts(shape.N, blocking.columns);

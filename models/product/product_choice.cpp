@@ -81,7 +81,8 @@ const ProductKernel& tile_product() {
       [](const PackArgs& args) { tile_functions().pack(args); },
       tile_scratch_bytes,
       [](const ProductArgs& args) { tile_functions().multiply(args); },
-      64};
+      64,
+      1 << 26};
   return kernel;
 }
 
@@ -91,7 +92,8 @@ const ProductKernel& dot_product() {
                                     [](const PackArgs& args) { dot_functions().pack(args); },
                                     dot_scratch_bytes,
                                     [](const ProductArgs& args) { dot_functions().multiply(args); },
-                                    8};
+                                    8,
+                                    1 << 26};
   return kernel;
 }
 

@@ -57,6 +57,10 @@ struct ProductKernel {
   void (*multiply)(const ProductArgs& args);
   /// Reading weights costs about as much as multiplying this many rows with them.
   std::int64_t reading_rows;
+  /// So many multiplications, those of reading_rows included, take about 0.5 ms of one core. With
+  /// fewer, only one thread computes: if cores are shared, more threads would lose time, since all
+  /// wait for the slowest.
+  std::int64_t serial_work;
 };
 
 }  // namespace kvhive
