@@ -1,7 +1,7 @@
 #pragma once
 // Steps look sequences up in nearly the same order, each time. Whoever remembers that order knows
-// the next entry of a map without hashing: with 256 sequences, lookups were a sixth of the time that
-// scheduler and block manager take for a step.
+// the next entry of a map without hashing: with 256 sequences, lookups were a sixth of the time
+// that scheduler and block manager take for a step.
 
 #include <cstddef>
 #include <unordered_map>

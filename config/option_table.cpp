@@ -301,7 +301,8 @@ constexpr OptionField kFields[] = {
      .type = kValue<&Options::prefix_cache_retention_interval>,
      .help = "of layers with a sliding window, which blocks stay in the cache: dense = all; a "
              "number = those from which the same prompt goes on, or another one that begins as "
-             "two before it did, and those at each multiple of so many tokens (0 = at none)"},
+             "two before it did, and those at each multiple of so many tokens (0 = at none)",
+     .unit = "tokens"},
     {.name = "single-flight",
      .type = kValue<&Options::single_flight>,
      .help =

@@ -43,9 +43,8 @@ class Search {
       while (start_.hit < most_ && is_found(0, start_.hit)) ++start_.hit;
       start_.hit_of_first = start_.hit;
     } else {
-      const GroupsHit hit =
-          longest_hit(groups_, most_, pool_.tokens_per_block(),
-                      [&](std::size_t g, std::size_t i) { return find(g, i); });
+      const GroupsHit hit = longest_hit(groups_, most_, pool_.tokens_per_block(),
+                                        [&](std::size_t g, std::size_t i) { return find(g, i); });
       start_.hit = hit.blocks;
       start_.hit_of_first = hit.of_first;
     }

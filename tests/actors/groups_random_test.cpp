@@ -128,8 +128,7 @@ class ModelManager {
   bool is_kept(const Sequence& s, std::size_t g, std::size_t i) const {
     if (groups_.group[g].kind != CacheKind::sliding_window || !retention_.interval) return true;
     for (std::size_t end = i + 1; first(g, end * kSize) <= i; ++end) {
-      const bool is_multiple =
-          *retention_.interval != 0 && end * kSize % *retention_.interval == 0;
+      const bool is_multiple = *retention_.interval != 0 && end * kSize % *retention_.interval == 0;
       if (end == (s.prompt - 1) / kSize || end == s.junction || is_multiple) return true;
     }
     return false;
@@ -362,10 +361,7 @@ INSTANTIATE_TEST_SUITE_P(
                           {{CacheKind::sliding_window, 4}, {CacheKind::sliding_window, 12}}},
                       Mix{"WindowLatestOnly", 28, {{CacheKind::sliding_window, 5}}, {0}},
                       Mix{"WindowEachThreeBlocks", 28, {{CacheKind::sliding_window, 5}}, {9}},
-                      Mix{"FullAndWindowLatestOnly",
-                          60,
-                          {{}, {CacheKind::sliding_window, 7}},
-                          {0}},
+                      Mix{"FullAndWindowLatestOnly", 60, {{}, {CacheKind::sliding_window, 7}}, {0}},
                       Mix{"FullAndTwoWindowsEachFiveBlocks",
                           90,
                           {{}, {CacheKind::sliding_window, 6}, {CacheKind::sliding_window, 6}},

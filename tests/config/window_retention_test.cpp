@@ -10,10 +10,10 @@
 namespace kvhive {
 namespace {
 
+using testing::chunks;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::chunks;
 using testing::kFull;
 using testing::window;
 
@@ -31,9 +31,7 @@ std::vector<std::size_t> kept(const WindowRetention& retention, const ResumePoin
 // -- vLLM: test_swa_reachable_block_mask..., test_pure_swa_retention...
 // -----------------------------------------------------------------------
 
-TEST(WindowRetention, DenseKeepsAll) {
-  EXPECT_EQ(kept({}, {.prompt_tokens = 30}).size(), 12u);
-}
+TEST(WindowRetention, DenseKeepsAll) { EXPECT_EQ(kept({}, {.prompt_tokens = 30}).size(), 12u); }
 
 TEST(WindowRetention, TheLatestOnlyIsWhereTheSamePromptGoesOn) {
   EXPECT_THAT(kept({0}, {.prompt_tokens = 30}), ElementsAre(5, 6));

@@ -88,9 +88,9 @@ TEST(Windows, TheTokensAreTheSameHoweverManyBlocksAreKept) {
 TEST(Windows, AnIntervalOfPartsOfBlocksIsRefused) {
   const WindowedModel model = WindowedModel::qwen(64, 1);
   const TempDirectory directory;
-  const CommandResult refused =
-      run("kvhived", {"--model", model.path(), "--kv-cache-memory-bytes", "32M", "--socket",
-                      (directory.path() / "s").string(), "--prefix-cache-retention-interval", "40"});
+  const CommandResult refused = run(
+      "kvhived", {"--model", model.path(), "--kv-cache-memory-bytes", "32M", "--socket",
+                  (directory.path() / "s").string(), "--prefix-cache-retention-interval", "40"});
   EXPECT_NE(refused.exit_code, 0);
   EXPECT_THAT(refused.err, HasSubstr("prefix-cache-retention-interval: '40' must be a multiple of "
                                      "the 16 tokens of a block"));

@@ -123,8 +123,7 @@ Expected<void> check_retention(const Options& asked, const ModelFacts& model) {
   const std::uint32_t interval = asked.prefix_cache_retention_interval.interval.value_or(0);
   if (interval % model.layout.block_size == 0) return {};
   return failure(Errc::bad_argument, "prefix-cache-retention-interval: '" +
-                                         std::to_string(interval) +
-                                         "' must be a multiple of the " +
+                                         std::to_string(interval) + "' must be a multiple of the " +
                                          std::to_string(model.layout.block_size) +
                                          " tokens of a block of " + model.name);
 }
