@@ -27,15 +27,15 @@
 namespace kvhive {
 namespace float_product_sizes {
 
-constexpr std::int32_t kBlockDepth = 2048;  ///< elements of K that are added up at a time
-constexpr std::int32_t kPieceDepth = 512;   ///< of these, for which many rows stay in L1
-constexpr std::int32_t kPadding = 32;       ///< a packed row is filled up with zeros to this
-constexpr std::int32_t kReadOnceRows = 16;  ///< more are many
-constexpr std::int32_t kMostRows = 8;       ///< of a tile
-constexpr std::int32_t kColumnsAtMost = 48;  ///< of a task with many rows
+constexpr std::int32_t kBlockDepth = 2048;   ///< elements of K that are added up at a time
+constexpr std::int32_t kPieceDepth = 512;    ///< of these, for which many rows stay in L1
+constexpr std::int32_t kPadding = 32;        ///< a packed row is filled up with zeros to this
+constexpr std::int32_t kReadOnceRows = 16;   ///< more are many
+constexpr std::int32_t kMostRows = 8;        ///< of a tile
+constexpr std::int32_t kColumnsAtMost = 36;  ///< of a task with many rows; their floats fit L2
 /// Rows that are multiplied together begin an eighth of a page apart, in pages of 4 KiB.
-constexpr std::int32_t kPage = 1024, kApart = 128;  // floats
-constexpr std::int32_t kLine = kBlockDepth + kApart;  ///< of a column's floats
+constexpr std::int32_t kPage = 1024, kApart = 128;    // floats
+constexpr std::int32_t kLine = kBlockDepth + kApart;  // of a column's floats
 
 inline std::int64_t padded(std::int32_t K) { return (K + kPadding - 1) / kPadding * kPadding; }
 inline std::int64_t packed_row(std::int32_t K) {
@@ -132,8 +132,7 @@ HWY_INLINE Sum rounded(Sum value) {
   const auto nearest = hn::Add(bits, hn::Add(odd, hn::Set(d32, 0x7fff)));
   const auto quiet = hn::Or(bits, hn::Set(d32, 0x400000));
   const auto is_nan = hn::RebindMask(d32, hn::IsNaN(value));
-  return hn::BitCast(
-      d, hn::And(hn::IfThenElse(is_nan, quiet, nearest), hn::Set(d32, 0xffff0000u)));
+  return hn::BitCast(d, hn::And(hn::IfThenElse(is_nan, quiet, nearest), hn::Set(d32, 0xffff0000u)));
 }
 
 /// Rounds kStep elements to bf16: those at even places first.
@@ -322,7 +321,8 @@ void multiply_piece(const ProductArgs& args, const Place<kManyColumns>& at, cons
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
     for (int j = 0; j < kManyColumns; ++j)
-      sums[r][j] = begin == 0 ? hn::Zero(d) : hn::Load(d, waiting + (r * kManyColumns + j) * kLanes);
+      sums[r][j] =
+          begin == 0 ? hn::Zero(d) : hn::Load(d, waiting + (r * kManyColumns + j) * kLanes);
   const float* rows[kRows];
   rows_of(args, at.first_row, at.k, rows);
   const float* columns[kManyColumns];
@@ -333,9 +333,7 @@ void multiply_piece(const ProductArgs& args, const Place<kManyColumns>& at, cons
     for (std::int64_t half = k; half < k + kStep; half += kLanes) {
       Sum w[kManyColumns];
 #pragma GCC unroll 4
-      for (int j = 0; j < kManyColumns; ++j) {
-        w[j] = hn::Load(d, columns[j] + half);
-      }
+      for (int j = 0; j < kManyColumns; ++j) w[j] = hn::Load(d, columns[j] + half);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         Sum x = hn::Load(d, rows[r] + half);
@@ -438,43 +436,26 @@ std::size_t scratch_bytes(const ProductShape& shape, const ProductBlocking&) {
 /// and 1 << 26, one sequence's products were all one thread's.
 constexpr std::int64_t kReadingRows = 12, kSerialWork = 1 << 25;
 
+template <auto Pack, auto Multiply>
+constexpr ProductKernel kKernel{blocking,
+                                packed_bytes,
+                                [](const PackArgs& args) { Pack()(args); },
+                                scratch_bytes,
+                                [](const ProductArgs& args) { Multiply()(args); },
+                                kReadingRows,
+                                kSerialWork};
+
 }  // namespace
 
 const ProductKernel& float_product(Dtype dtype) {
-  static const ProductKernel bf16{
-      blocking,
-      packed_bytes,
-      [](const PackArgs& args) { HWY_DYNAMIC_DISPATCH(pack_bf16)
-                                 (args); },
-      scratch_bytes,
-      [](const ProductArgs& args) { HWY_DYNAMIC_DISPATCH(multiply_bf16)
-                                    (args); },
-      kReadingRows,
-      kSerialWork};
-  static const ProductKernel f16{
-      blocking,
-      packed_bytes,
-      [](const PackArgs& args) { HWY_DYNAMIC_DISPATCH(pack_plain)
-                                 (args); },
-      scratch_bytes,
-      [](const ProductArgs& args) { HWY_DYNAMIC_DISPATCH(multiply_f16)
-                                    (args); },
-      kReadingRows,
-      kSerialWork};
-  static const ProductKernel f32{
-      blocking,
-      packed_bytes,
-      [](const PackArgs& args) { HWY_DYNAMIC_DISPATCH(pack_plain)
-                                 (args); },
-      scratch_bytes,
-      [](const ProductArgs& args) { HWY_DYNAMIC_DISPATCH(multiply_f32)
-                                    (args); },
-      kReadingRows,
-      kSerialWork};
+  constexpr auto pack_plainly = [] { return HWY_DYNAMIC_DISPATCH(pack_plain); };
   switch (dtype) {
-    case Dtype::bf16: return bf16;
-    case Dtype::f16: return f16;
-    default: return f32;
+    case Dtype::bf16:
+      return kKernel<[] { return HWY_DYNAMIC_DISPATCH(pack_bf16); },
+                     [] { return HWY_DYNAMIC_DISPATCH(multiply_bf16); }>;
+    case Dtype::f16:
+      return kKernel<pack_plainly, [] { return HWY_DYNAMIC_DISPATCH(multiply_f16); }>;
+    default: return kKernel<pack_plainly, [] { return HWY_DYNAMIC_DISPATCH(multiply_f32); }>;
   }
 }
 
