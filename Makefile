@@ -27,7 +27,7 @@
 #   make asan      the tests under AddressSanitizer and UBSan        (own build folder);
 #                  ONLY="ipc keeper" for some test programs
 #   make tsan      CUDA kernels, emulated, and the CAF-free tests under ThreadSanitizer (own build folder);
-#                  ONLY="base pool" for some test programs
+#                  ONLY="base pool" for some test programs, TESTS=REGEX for some of their tests
 #   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang);
 #                  ONLY="http packet" for some targets
 #   make lint      formatting, include rules, clang-tidy
@@ -159,7 +159,7 @@ asan: packages
 tsan: $(if $(ONLY),packages,tsan-kernels)
 	@cmake --preset tsan --log-level=WARNING >/dev/null
 	@cmake --build --preset tsan -j $(JOBS) $(if $(ONLY),--target $(ONLY:%=kvhive_%_test) $(if $(filter pool,$(ONLY)),memory_orders))
-	ctest --preset tsan --no-tests=error -j $(JOBS) $(if $(ONLY),-L '^($(subst $() ,|,$(strip $(ONLY))))$$')
+	ctest --preset tsan --no-tests=error -j $(JOBS) $(if $(ONLY),-L '^($(subst $() ,|,$(strip $(ONLY))))$$') $(if $(TESTS),-R '$(TESTS)')
 
 tsan-kernels: configure
 	@cmake --build --preset release -j $(JOBS) --target kvhive_sanitized_kernels_thread
