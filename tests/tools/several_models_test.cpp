@@ -6,6 +6,7 @@
 #include <map>
 
 #include "tests/support/signal_process.hpp"
+#include "tests/tools/small_model.hpp"
 #include "tests/tools/whole_answers.hpp"
 #include "tests/tools/windowed_models.hpp"
 
@@ -14,24 +15,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
-
-/// The demo model with its first two layers only: a block has twice as many tokens.
-class SmallModel {
- public:
-  SmallModel() {
-    namespace fs = std::filesystem;
-    for (const char* name :
-         {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors"})
-      fs::copy_file(fs::path(kDemoModel) / name, directory_.path() / name);
-    Json config = read_json_object(fs::path(kDemoModel) / "config.json").value();
-    config["num_hidden_layers"] = 2;
-    std::ofstream(directory_.path() / "config.json") << config.dump(1);
-  }
-  std::string path() const { return directory_.path().string(); }
-
- private:
-  TempDirectory directory_;
-};
 
 /// Full attention in 16 tokens a block, in 32 a block, and two groups with windows.
 struct Models {

@@ -30,7 +30,8 @@ struct ServeFlags {
   CommonFlags common;
   std::string host = "127.0.0.1";
   std::uint16_t port = 8000;
-  std::string model, serve_model;
+  std::string model;
+  std::vector<std::string> serve_models;
   std::uint32_t max_model_len = 0;
   std::string served_model_name;
   std::string chat_template;
@@ -90,9 +91,10 @@ Expected<void> serve_with(const ServeFlags& flags) {
   if (!origins) return forward_error(origins);
   options.service.origins = std::move(*origins);
   options.service.salt_callers = kSaltCallers.at(flags.cache_salts);
+  options.serve_models = flags.serve_models;
   const auto tools = kToolFormats.find(flags.tool_call_parser);
   options.model = {options.socket,
-                   flags.serve_model,
+                   {},
                    flags.served_model_name,
                    flags.model,
                    flags.max_model_len,
@@ -123,10 +125,11 @@ void add_serve(CLI::App& app, int& exit_code) {
                    "model directory; by default the daemon's, if this user may ask it")
       ->type_name("DIR");
   command
-      ->add_option("--serve-model", flags->serve_model,
-                   "of a daemon with several models, the one to serve, by its name; by default the "
-                   "first")
-      ->type_name("NAME");
+      ->add_option("--serve-model", flags->serve_models,
+                   "of a daemon with several models, those to serve; a request names one of them "
+                   "(model), or has the first")
+      ->type_name("NAME ...")
+      ->default_str("all");
   command
       ->add_option("--max-model-len", flags->max_model_len,
                    "most tokens of a request, prompt and output together; 0 = the daemon's")

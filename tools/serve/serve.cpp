@@ -7,7 +7,10 @@
 #include <boost/asio/steady_timer.hpp>
 #include <csignal>
 #include <cstdlib>
+#include <set>
 #include <thread>
+
+#include <fmt/format.h>
 
 #include "base/log.hpp"
 #include "config/process_limits.hpp"
@@ -18,19 +21,20 @@
 namespace kvhive {
 namespace {
 
-ServiceNumbers numbers_of(const Connections& connections, const Hives& hives,
+ServiceNumbers numbers_of(const Connections& connections, const HostedModels& models,
                           const Service& service) {
   ServiceNumbers numbers;
   numbers.http = connections.counts.all();
   numbers.connections_reading = connections.reading.size();
   numbers.connections_answering = connections.answering.size();
-  numbers.requests_running = hives.running();
-  numbers.requests_waiting = hives.waiting();
-  numbers.channels = hives.channels();
+  numbers.requests_running = models.running();
+  numbers.requests_waiting = models.waiting();
+  numbers.channels = models.channels();
   numbers.unknown_fields = service.unknown_fields().count();
-  for (const std::string& adapter : service.adapters()) numbers.adapters[adapter] = {};
-  numbers.served_adapters = service.adapters().size();
-  for (const auto& [adapter, of] : hives.adapters())
+  const std::vector<std::string> adapters = models.adapters();
+  for (const std::string& adapter : adapters) numbers.adapters[adapter] = {};
+  numbers.served_adapters = adapters.size();
+  for (const auto& [adapter, of] : models.adapter_counts())
     numbers.adapters[adapter] = {of.running, of.waiting, of.total};
   numbers.unix_seconds =
       std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -38,11 +42,12 @@ ServiceNumbers numbers_of(const Connections& connections, const Hives& hives,
 }
 
 /// Asks until a daemon serves, at most for `patience`.
-Expected<DaemonModel> ask_patiently(const ModelSource& source, std::chrono::seconds patience) {
+Expected<std::vector<std::string>> ask_patiently(const std::string& socket,
+                                                 std::chrono::seconds patience) {
   constexpr std::chrono::milliseconds kPause{100};
   const auto end = std::chrono::steady_clock::now() + patience;
   for (bool has_said = false;;) {
-    auto told = source.ask();
+    auto told = ask_for_models(socket);
     const bool may_come =
         !told && (told.error().code == Errc::not_running || told.error().code == Errc::peer_died);
     if (!may_come || std::chrono::steady_clock::now() + kPause > end) return told;
@@ -52,27 +57,66 @@ Expected<DaemonModel> ask_patiently(const ModelSource& source, std::chrono::seco
   }
 }
 
-/// What the daemon serves at the start.
-Expected<LoadedModel> first_model(const ModelSource& source, std::chrono::seconds patience) {
-  if (!source.asks_daemon()) return source.load({});
-  const auto told = ask_patiently(source, patience);
-  if (!told)
-    return failure(told.error().code, told.error().text +
-                                          "; a user who may not ask the daemon gives --model and "
-                                          "--max-model-len");
-  return source.load(*told);
+/// What the operator has said of one model means one.
+Expected<void> check_says_nothing_of_one(const ModelOptions& options,
+                                         const std::vector<std::string>& served) {
+  const std::vector<std::pair<std::string, bool>> said = {
+      {"--model", !options.directory.empty()},
+      {"--served-model-name", !options.name.empty()},
+      {"--max-model-len", options.max_model_len != 0},
+      {"--chat-template", !options.chat_template.empty()},
+      {"--tool-call-parser", options.tools.has_value()}};
+  for (const auto& [flag, is_said] : said)
+    if (is_said)
+      return failure(Errc::bad_argument,
+                     fmt::format("{} is of one model, and {} "
+                                 "would be served; choose one with --serve-model, "
+                                 "or leave it out",
+                                 flag, fmt::join(served, ", ")));
+  return {};
 }
 
-Hive::Identify identify_by(const ModelSource& source) {
-  if (!source.asks_daemon()) return {};
-  return [&source]() -> Result<Hive::ModelId> {
-    const auto told = source.ask();
-    if (told) return told->id;
-    const bool is_there = told.error().code != Errc::not_running;
-    return ClientError{ErrorCode::not_running,
-                       is_there ? "the daemon does not tell what it serves: " + told.error().text
-                                : told.error().text};
-  };
+/// Each of the models that are served, with its name as the daemon has it. A daemon's only model is
+/// the next daemon's only one, whatever its name.
+Expected<std::vector<ModelOptions>> each_model(const ServeOptions& options) {
+  const ModelOptions& all = options.model;
+  std::vector<std::string> served = options.serve_models;
+  if (ModelSource(all).asks_daemon()) {
+    const auto told = ask_patiently(all.socket, options.daemon_timeout);
+    if (!told)
+      return failure(told.error().code, told.error().text +
+                                            "; a user who may not ask the daemon gives --model and "
+                                            "--max-model-len");
+    if (served.empty() && told->size() > 1) served = *told;
+  }
+  if (served.empty()) served = {""};
+  if (const std::set<std::string> once(served.begin(), served.end()); once.size() != served.size())
+    return failure(Errc::bad_argument, fmt::format("--serve-model: {}: a model is named twice",
+                                                   fmt::join(served, ", ")));
+  if (served.size() > 1)
+    if (auto checked = check_says_nothing_of_one(all, served); !checked)
+      return forward_error(checked);
+  std::vector<ModelOptions> each;
+  for (const std::string& name : served) each.emplace_back(all).hosted = name;
+  return each;
+}
+
+/// What the daemon serves at the start.
+Expected<std::vector<HostedModels::First>> first_models(const ServeOptions& options) {
+  const auto each = each_model(options);
+  if (!each) return forward_error(each);
+  std::vector<HostedModels::First> models;
+  for (const ModelOptions& one : *each) {
+    const ModelSource source(one);
+    auto told = source.asks_daemon() ? source.ask() : DaemonModel{};
+    if (!told)
+      return failure(told.error().code,
+                     (one.hosted.empty() ? "" : "--serve-model: ") + told.error().text);
+    auto loaded = source.load(*told);
+    if (!loaded) return forward_error(loaded);
+    models.push_back({one, std::move(*loaded)});
+  }
+  return models;
 }
 
 /// No more once the terminal was closed: a SIGHUP then means that, and no order to reload.
@@ -145,13 +189,13 @@ class Ending {
 Expected<void> serve(const ServeOptions& options,
                      const std::function<void(const std::string&, std::uint16_t)>& on_ready) {
   forbid_core_dumps();
-  const ModelSource source(options.model);
-  auto first = first_model(source, options.daemon_timeout);
+  auto first = first_models(options);
   if (!first) return forward_error(first);
   // Channels, their memory and the loop itself take some of the descriptors.
   const std::uint64_t descriptors = take_process_limits().descriptors;
   const std::vector<std::string> domains = options.service.api_keys.domains();
-  const std::uint64_t ours = 32 + 8 * Hives::most_channels(options.hive, domains.size());
+  const std::uint64_t ours =
+      32 + 8 * HostedModels::most_channels(options.hive, first->size(), domains.size());
   if (descriptors < ours + 16)
     return failure(Errc::os_error, "this process may open only " + std::to_string(descriptors) +
                                        " files; raise the limit (ulimit -n) to at least " +
@@ -159,22 +203,19 @@ Expected<void> serve(const ServeOptions& options,
   auto signalled = signals_as_descriptor({SIGINT, SIGTERM, SIGHUP});
   if (!signalled) return forward_error(signalled);
   boost::asio::io_context loop(1);
-  ModelFollower follower(loop, source, std::move(*first));
-  const std::string model = follower.model()->model.name;
-  Hives hives(loop, {options.socket, options.model.hosted}, options.hive, domains,
-              identify_by(source), [&follower](Hive::ModelId id) { follower.on_opened(id); });
+  HostedModels models(loop, std::move(*first), options.hive, domains);
+  const std::vector<std::string> names = models.names();
   const HttpServer* listener = nullptr;
   const Service* asked = nullptr;
-  PoolLink link(options.socket, [&follower] { follower.check(); });
-  Metrics metrics(loop, link, model, options.metrics_old_names,
-                  [&] { return numbers_of(listener->connections(), hives, *asked); });
-  HivePage page(loop, link, {model, release(), !options.service.api_keys.empty()});
-  Service service(loop, hives, follower, link, metrics, page, options.service);
+  PoolLink link(options.socket, [&models] { models.check(); });
+  Metrics metrics(loop, link, names.front(), options.metrics_old_names,
+                  [&] { return numbers_of(listener->connections(), models, *asked); });
+  HivePage page(loop, link, {names, release(), !options.service.api_keys.empty()});
+  Service service(loop, models, link, metrics, page, options.service);
   asked = &service;
-  follower.on_loaded = [&](const ModelFollower::Model& loaded) {
-    metrics.set_model(loaded->model.name);
-    page.set_model(loaded->model.name);
-    service.set_model(loaded);
+  models.on_loaded = [&] {
+    metrics.set_model(models.names().front());
+    page.set_models(models.names());
   };
   Connections connections;
   connections.limits = options.http;
@@ -210,10 +251,10 @@ Expected<void> serve(const ServeOptions& options,
     });
   };
   listen();
-  on_ready(model, server.port());
+  on_ready(fmt::format("{}", fmt::join(names, ", ")), server.port());
   run_whatever_is_thrown(loop);
   server.stop();
-  if (hives.is_opening() || follower.is_busy()) leave_threads_behind(options.service);
+  if (models.is_busy()) leave_threads_behind(options.service);
   return {};
 }
 

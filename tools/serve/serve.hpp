@@ -17,7 +17,8 @@ struct ServeOptions {
   ServiceOptions service;
   HttpLimits http;
   Hive::Limits hive;
-  ModelOptions model;
+  ModelOptions model;  ///< of each that is served; names and files only if it is one
+  std::vector<std::string> serve_models;     ///< of the daemon's models these; empty = all
   std::chrono::seconds daemon_timeout{0};    ///< how long a daemon is waited for at the start
   std::chrono::seconds shutdown_timeout{0};  ///< for requests under way when it is to end
 };
@@ -25,7 +26,7 @@ struct ServeOptions {
 /// Serves until SIGINT or SIGTERM. Requests that are under way then may end first, for
 /// shutdown_timeout; those that are left are told (503). A second signal ends at once. SIGHUP:
 /// Service::reload(), and the log file is opened again.
-/// \param on_ready  called with the model's name and the port once requests are taken
+/// \param on_ready  called with the models' names and the port once requests are taken
 [[nodiscard]] Expected<void> serve(
     const ServeOptions& options,
     const std::function<void(const std::string&, std::uint16_t)>& on_ready);

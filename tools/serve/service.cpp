@@ -94,12 +94,9 @@ std::uint32_t room_behind(const std::vector<TokenId>& prompt, const ServedModel&
 
 }  // namespace
 
-Service::Service(asio::io_context& loop, Hives& hives, const ModelFollower& follower,
-                 const PoolLink& link, Metrics& metrics, HivePage& page,
-                 const ServiceOptions& options)
-    : loop_(loop),
-      hives_(hives),
-      follower_(follower),
+Service::Service(asio::io_context& loop, HostedModels& models, const PoolLink& link,
+                 Metrics& metrics, HivePage& page, const ServiceOptions& options)
+    : models_(models),
       link_(link),
       metrics_(metrics),
       page_(page),
@@ -111,20 +108,7 @@ Service::Service(asio::io_context& loop, Hives& hives, const ModelFollower& foll
       hosts_(options.hosts),
       origins_(options.origins),
       spans_(options.spans),
-      background_(loop) {
-  set_model(follower.model());
-}
-
-/// Jobs that wait for the renderer hold its owner (Serving), so it is ended here.
-Service::~Service() { serving_->renderer.reset(); }
-
-/// The renderer of the model before tells its requests so, and ends.
-void Service::set_model(const ModelFollower::Model& model) {
-  if (serving_) serving_->renderer.reset();
-  serving_ = std::make_shared<Serving>();
-  serving_->loaded = model;
-  if (model->chat) serving_->renderer.emplace(loop_, *model->chat);
-}
+      background_(loop) {}
 
 const std::vector<Service::Route>& Service::routes() {
   static const std::vector<Route> kRoutes = {
@@ -191,7 +175,8 @@ std::optional<HttpAnswer> Service::answer_to_head(Exchange& exchange) const {
     return to_answer(
         {404, "there is no '" + shown_text(request.path) + "' here; there are " + paths()});
   if (route->method != method_of(request)) return wrong_method(request, route->method);
-  if (route->needs_model && !follower_.model()) return to_answer(follower_.trouble());
+  if (!route->needs_model) return std::nullopt;
+  if (const auto trouble = models_.trouble()) return to_answer(*trouble);
   return std::nullopt;
 }
 
@@ -237,16 +222,14 @@ bool Service::refuses_salt(const std::shared_ptr<Exchange>& exchange,
 }
 
 void Service::health(const std::shared_ptr<Exchange>& exchange) {
-  hives_.look_for_daemon([this, exchange](const Result<void>& serves) {
-    if (serves && !follower_.model()) return exchange->answer(to_answer(follower_.trouble()));
-    if (serves) {
+  models_.look_for_daemon([this, exchange](std::optional<ApiError> trouble) {
+    if (!trouble) {
       const std::string waits = link_.no_engine_takes_requests();
       return exchange->answer(waits.empty() ? HttpAnswer{200, "", "", {}}
                                             : to_answer({503, waits}));
     }
-    ApiError error = api_error(serves.error());
-    error.status = 503;  // also if it refuses this service: who balances loads looks for that
-    exchange->answer(to_answer(error));
+    trouble->status = 503;  // also if it refuses this service: who balances loads looks for that
+    exchange->answer(to_answer(*trouble));
   });
 }
 
@@ -262,22 +245,27 @@ void Service::version(const std::shared_ptr<Exchange>& exchange) {
   exchange->answer(json_answer({{"version", release()}}));
 }
 
+/// Those that can be served now.
 Json Service::described_models() const {
-  const ServedModel& served = serving_->model();
-  Json model = {{"id", served.name},
-                {"object", "model"},
-                {"created", served.created.count()},
-                {"owned_by", "kvhive"},
-                {"root", served.directory},
-                {"parent", nullptr},
-                {"max_model_len", served.max_model_len},
-                {"permission", Json::array()}};
-  Json all = Json::array({model});
-  for (const std::string& adapter : served.adapters) {
-    Json one = model;
-    one["id"] = adapter;
-    one["parent"] = served.name;
-    all.push_back(std::move(one));
+  Json all = Json::array();
+  for (const ServingPtr& serving : models_.servings()) {
+    if (serving->host.trouble()) continue;
+    const ServedModel& served = serving->model();
+    Json model = {{"id", served.name},
+                  {"object", "model"},
+                  {"created", served.created.count()},
+                  {"owned_by", "kvhive"},
+                  {"root", served.directory},
+                  {"parent", nullptr},
+                  {"max_model_len", served.max_model_len},
+                  {"permission", Json::array()}};
+    all.push_back(model);
+    for (const std::string& adapter : served.adapters) {
+      Json one = model;
+      one["id"] = adapter;
+      one["parent"] = served.name;
+      all.push_back(std::move(one));
+    }
   }
   return all;
 }
@@ -318,18 +306,31 @@ Turn Service::turn_of(const Exchange& exchange) const {
 /// A long body's JSON is made, looked through and freed in the other thread.
 template <class Read, class OnRead>
 void Service::parse(const std::shared_ptr<Exchange>& exchange, Read read, OnRead on_read) {
-  using Asked = decltype(read(nlohmann::json()));
-  const auto parse_body = [exchange, read = std::move(read)]() -> Asked {
+  using Asked = typename decltype(read(nlohmann::json(), std::declval<ServedModel&>()))::value_type;
+  struct Parsed {
+    ServingPtr serving;
+    Asked asked;
+  };
+  using Result = tl::expected<Parsed, ApiError>;
+  const auto parse_body = [exchange, servings = models_.servings(),
+                           read = std::move(read)]() -> Result {
     const std::string& text = exchange->request().body;
     const auto body = parse_json_object(text);
-    if (body) return read(*body);
-    return tl::unexpected<ApiError>(
-        {400, "the body (" + std::to_string(text.size()) + " bytes) is not one JSON object: " +
-                  body.error().text + "; send one, as {\"prompt\": \"In the beginning\"}"});
+    if (!body)
+      return tl::unexpected<ApiError>(
+          {400, "the body (" + std::to_string(text.size()) + " bytes) is not one JSON object: " +
+                    body.error().text + "; send one, as {\"prompt\": \"In the beginning\"}"});
+    auto serving = choose(servings, *body);
+    if (!serving) return tl::unexpected(std::move(serving.error()));
+    auto asked = read(*body, (*serving)->model());
+    if (!asked) return tl::unexpected(std::move(asked.error()));
+    return Parsed{std::move(*serving), std::move(*asked)};
   };
-  const auto on_parsed = [exchange, on_read = std::move(on_read)](Asked asked) {
-    if (!asked) return exchange->answer(to_answer(asked.error()));
-    on_read(std::move(*asked));
+  const auto on_parsed = [exchange, on_read = std::move(on_read)](Result parsed) {
+    if (!parsed) return exchange->answer(to_answer(parsed.error()));
+    if (const auto trouble = parsed->serving->host.trouble())
+      return exchange->answer(to_answer(*trouble));
+    on_read(parsed->serving, std::move(parsed->asked));
   };
   const std::size_t bytes = exchange->request().body.size();
   if (bytes <= Background::kShortBytes) return on_parsed(parse_body());
@@ -339,7 +340,7 @@ void Service::parse(const std::shared_ptr<Exchange>& exchange, Read read, OnRead
 void Service::render(const std::shared_ptr<Exchange>& exchange, Serving& serving,
                      std::function<void(std::string)> on_text) {
   // Its renderer has ended with it.
-  if (&serving != serving_.get()) return exchange->answer(to_answer(another_model()));
+  if (&serving != serving.host.serving().get()) return exchange->answer(to_answer(another_model()));
   if (!serving.renderer)
     return exchange->answer(to_answer({400, "'" + serving.model().name +
                                                 "' has no chat template; start kvhive serve with "
@@ -355,10 +356,11 @@ void Service::render(const std::shared_ptr<Exchange>& exchange, Serving& serving
 // -- answers --------------------------------------------------------------------------------------
 
 void Service::completions(const std::shared_ptr<Exchange>& exchange) {
-  const auto read = [serving = serving_, embeds = prompt_embeds_](const nlohmann::json& body) {
-    return parse_completion(body, serving->model(), embeds);
+  const auto read = [embeds = prompt_embeds_](const nlohmann::json& body,
+                                              const ServedModel& model) {
+    return parse_completion(body, model, embeds);
   };
-  parse(exchange, read, [this, exchange, serving = serving_](CompletionRequest request) {
+  parse(exchange, read, [this, exchange](const ServingPtr& serving, CompletionRequest request) {
     unknown_fields_.add(request.unknown_fields);
     if (refuses_salt(exchange, request)) return;
     const auto start = [this, exchange, serving](CompletionRequest asked) {
@@ -392,7 +394,7 @@ AnswerContext Service::context_of(const std::shared_ptr<Exchange>& exchange,
   if (spans_)
     span = std::make_shared<RequestSpan>(*spans_, parse_traceparent(request.header("traceparent")),
                                          exchange->arrived);
-  return {hives_.of(exchange->domain),
+  return {serving->host.hives().of(exchange->domain),
           {serving->loaded, &serving->model()},
           exchange,
           id_of(prefix, request),
@@ -404,10 +406,7 @@ AnswerContext Service::context_of(const std::shared_ptr<Exchange>& exchange,
 }
 
 void Service::chat_completions(const std::shared_ptr<Exchange>& exchange) {
-  const auto read = [serving = serving_](const nlohmann::json& body) {
-    return parse_chat(body, serving->model());
-  };
-  parse(exchange, read, [this, exchange, serving = serving_](ChatRequest request) {
+  parse(exchange, parse_chat, [this, exchange](const ServingPtr& serving, ChatRequest request) {
     on_chat(exchange, serving, std::move(request));
   });
 }
@@ -447,7 +446,7 @@ void Service::on_chat_tokens(const std::shared_ptr<Exchange>& exchange, const Se
 }
 
 void Service::embeddings(const std::shared_ptr<Exchange>& exchange) {
-  exchange->answer(to_answer({501, "'" + serving_->model().name +
+  exchange->answer(to_answer({501, "'" + models_.names().front() +
                                        "' generates text; kvhive computes no embeddings: ask a "
                                        "service of a model for them"}));
 }
@@ -503,10 +502,7 @@ tl::expected<ToDetokenize, ApiError> parse_detokenize(const nlohmann::json& body
 }  // namespace
 
 void Service::tokenize(const std::shared_ptr<Exchange>& exchange) {
-  const auto read = [serving = serving_](const nlohmann::json& body) {
-    return parse_tokenize(body, serving->model());
-  };
-  parse(exchange, read, [this, exchange, serving = serving_](ToTokenize asked) {
+  parse(exchange, parse_tokenize, [this, exchange](const ServingPtr& serving, ToTokenize asked) {
     on_tokenize(exchange, serving, std::move(asked));
   });
 }
@@ -536,20 +532,18 @@ void Service::on_tokenize(const std::shared_ptr<Exchange>& exchange, const Servi
 }
 
 void Service::detokenize(const std::shared_ptr<Exchange>& exchange) {
-  const auto read = [serving = serving_](const nlohmann::json& body) {
-    return parse_detokenize(body, serving->model());
-  };
-  parse(exchange, read, [this, exchange, serving = serving_](ToDetokenize asked) {
-    unknown_fields_.add(asked.unknown_fields);
-    const std::size_t bytes = asked.tokens.size() * sizeof(TokenId);
-    in_the_background(
-        exchange, bytes,
-        [serving, tokens = std::move(asked.tokens)] {
-          return json_answer(
-              {{"prompt", decode(serving->model().tokenizer, tokens, SpecialTokens::kept)}});
-        },
-        [exchange](HttpAnswer text) { exchange->answer(std::move(text)); });
-  });
+  parse(exchange, parse_detokenize,
+        [this, exchange](const ServingPtr& serving, ToDetokenize asked) {
+          unknown_fields_.add(asked.unknown_fields);
+          const std::size_t bytes = asked.tokens.size() * sizeof(TokenId);
+          in_the_background(
+              exchange, bytes,
+              [serving, tokens = std::move(asked.tokens)] {
+                return json_answer(
+                    {{"prompt", decode(serving->model().tokenizer, tokens, SpecialTokens::kept)}});
+              },
+              [exchange](HttpAnswer text) { exchange->answer(std::move(text)); });
+        });
 }
 
 }  // namespace kvhive

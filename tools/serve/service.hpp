@@ -13,11 +13,9 @@
 #include "tools/serve/access/origins.hpp"
 #include "tools/serve/access/salt_callers.hpp"
 #include "tools/serve/chat/chat_request.hpp"
-#include "tools/serve/chat/template_renderer.hpp"
-#include "tools/serve/hive/hives.hpp"
 #include "tools/serve/http/exchange.hpp"
 #include "tools/serve/metrics/metrics.hpp"
-#include "tools/serve/model/model_follower.hpp"
+#include "tools/serve/model/hosted_models.hpp"
 #include "tools/serve/openai/completion_request.hpp"
 #include "tools/serve/openai/generation.hpp"
 #include "tools/serve/openai/unknown_fields.hpp"
@@ -41,13 +39,8 @@ struct ServiceOptions {
 
 class Service {
  public:
-  Service(boost::asio::io_context& loop, Hives& hives, const ModelFollower& follower,
-          const PoolLink& link, Metrics& metrics, HivePage& page, const ServiceOptions& options);
-  ~Service();
-
-  /// Another model is served from now on. Requests that were made for the one before are refused
-  /// where they have not got to an engine.
-  void set_model(const ModelFollower::Model& model);
+  Service(boost::asio::io_context& loop, HostedModels& models, const PoolLink& link,
+          Metrics& metrics, HivePage& page, const ServiceOptions& options);
 
   void handle(const std::shared_ptr<Exchange>& exchange);
   /// The answer that needs no body: most of them say why the request is refused.
@@ -56,17 +49,8 @@ class Service {
   /// those that are there.
   void reload();
   const UnknownFields& unknown_fields() const { return unknown_fields_; }
-  const std::vector<std::string>& adapters() const { return serving_->model().adapters; }
 
  private:
-  /// A model, and what renders its template; none = it has no template.
-  struct Serving {
-    ModelFollower::Model loaded;
-    std::optional<TemplateRenderer> renderer;
-    const ServedModel& model() const { return loaded->model; }
-  };
-  using ServingPtr = std::shared_ptr<Serving>;
-
   using Handler = void (Service::*)(const std::shared_ptr<Exchange>&);
   struct Route {
     std::string_view method, path;  ///< a path may end in NAME, for anything that is not empty
@@ -106,8 +90,11 @@ class Service {
                            const char* prefix);
 
   // Steps of an answer. The next one is not called once the client has gone.
-  /// Calls `on_read` with what `read` makes of the request's body; answers if either is in error.
-  /// \param read  (const nlohmann::json&) -> tl::expected<Asked, ApiError>; also in another thread
+  /// Calls `on_read` with the model that the request's body names and what `read` makes of it;
+  /// answers if the body is in error, or the model cannot be served.
+  /// \param read  (const nlohmann::json&, const ServedModel&) -> tl::expected<Asked, ApiError>;
+  ///              also in another thread
+  /// \param on_read  (const ServingPtr&, Asked)
   template <class Read, class OnRead>
   void parse(const std::shared_ptr<Exchange>& exchange, Read read, OnRead on_read);
   /// Renders the request's messages.
@@ -120,10 +107,7 @@ class Service {
                          OnDone on_done);
   Turn turn_of(const Exchange& exchange) const;
 
-  boost::asio::io_context& loop_;
-  Hives& hives_;
-  const ModelFollower& follower_;
-  ServingPtr serving_;
+  HostedModels& models_;
   const PoolLink& link_;
   Metrics& metrics_;
   HivePage& page_;

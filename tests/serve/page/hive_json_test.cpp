@@ -21,13 +21,14 @@ HiveMoment sample_moment() {
 }
 
 Json told(const HiveMoment& moment) {
-  return Json::parse(hive_json(moment, {"demo", "1.2", true}));
+  return Json::parse(hive_json(moment, {{"demo", "half"}, "1.2", true}));
 }
 
 TEST(HiveJson, TellsEnginesTrafficAndDomains) {
   const Json hive = told(sample_moment());
   EXPECT_EQ(hive["sight"], "reading");
   EXPECT_EQ(hive["model"], "demo");
+  EXPECT_EQ(hive["models"], Json::array({"demo", "half"}));
   EXPECT_EQ(hive["wants_api_key"], true);
   EXPECT_EQ(hive["traffic"]["generated_tokens_per_second"], 60);
   EXPECT_EQ(hive["engines"][0]["generated_tokens_per_second"], 50);
@@ -40,7 +41,7 @@ TEST(HiveJson, TellsEnginesTrafficAndDomains) {
 
 /// Who may scrape /metrics may read it.
 TEST(HiveJson, NamesNoProcessAndNoUser) {
-  const std::string text = hive_json(sample_moment(), {});
+  const std::string text = hive_json(sample_moment(), {{"demo"}, "", false});
   for (const char* secret : {"pid", "uid", "program", "4001", "3999", "5001", "python3"})
     EXPECT_EQ(text.find(secret), std::string::npos) << secret;
 }

@@ -5,17 +5,14 @@
 #include <utility>
 
 namespace kvhive {
-namespace {
 
-Hive::Limits part_of(const Hive::Limits& all, std::size_t domains) {
+Hive::Limits Hives::part_of(const Hive::Limits& all, std::size_t parts) {
   Hive::Limits part = all;
-  part.channels = std::max<std::size_t>(all.channels / domains, 2);
-  part.waiting = std::max<std::size_t>(all.waiting / domains, 1);
-  part.waiting_bytes = std::max(all.waiting_bytes / domains, all.largest);
+  part.channels = std::max<std::size_t>(all.channels / parts, 2);
+  part.waiting = std::max<std::size_t>(all.waiting / parts, 1);
+  part.waiting_bytes = std::max(all.waiting_bytes / parts, all.largest);
   return part;
 }
-
-}  // namespace
 
 Hives::Hives(boost::asio::io_context& loop, const Hive::Daemon& daemon, const Hive::Limits& limits,
              const std::vector<std::string>& domains, const Hive::Identify& identify,

@@ -31,6 +31,8 @@ class Hives {
   std::size_t waiting() const;
   std::size_t channels() const;
   bool is_opening() const;
+  /// An even part of them: two channels at least, and room for the largest request.
+  static Hive::Limits part_of(const Hive::Limits& all, std::size_t parts);
   /// The most channels of `domains` domains together.
   static std::size_t most_channels(const Hive::Limits& limits, std::size_t domains);
 

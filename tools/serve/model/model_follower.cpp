@@ -58,6 +58,7 @@ void ModelFollower::on_told(const Expected<DaemonModel>& told) {
   is_busy_ = false;
   if (!told) {
     // Requests are told that there is no daemon by those who look for one.
+    if (told.error().code == Errc::not_found) trouble_ = told.error().text;
     if (trouble_) ask_later();
   } else if (told->id == loaded_->model.id) {
     trouble_.reset();

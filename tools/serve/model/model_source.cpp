@@ -27,6 +27,23 @@ std::string state_of_files(const std::filesystem::path& directory) {
   return state;
 }
 
+struct Asked {
+  std::string epoch;      ///< of its pool
+  nlohmann::json models;  ///< its rows
+};
+
+Expected<Asked> ask_daemon(const std::string& path) {
+  const auto socket = connect_to_daemon(path);
+  if (!socket) return forward_error(socket);
+  auto welcome = say_hello(socket->get(), InspectorHello{layout_hash({}), 0});
+  if (!welcome) return forward_error(welcome);
+  const auto memory = PoolMemory::attach(take_pool_fds(*welcome), Access::read_only);
+  if (!memory) return forward_error(memory);
+  const auto status = ask_status(socket->get(), 1);
+  if (!status) return forward_error(status);
+  return Asked{epoch_of(*memory), status->at("models")};
+}
+
 /// The daemon's row of the model of this name, or of its first.
 Expected<nlohmann::json> find_hosted(const nlohmann::json& models, const std::string& name) {
   std::string known;
@@ -35,7 +52,7 @@ Expected<nlohmann::json> find_hosted(const nlohmann::json& models, const std::st
     known += (known.empty() ? "" : ", ") + model.at("name").get<std::string>();
   }
   return failure(Errc::not_found,
-                 "serve-model: '" + name + "' is not served here; there are: " + known);
+                 "'" + name + "' is not served by the daemon; there are: " + known);
 }
 
 Hive::ModelId id_of(const DaemonModel& told, const std::string& files) {
@@ -47,6 +64,14 @@ Hive::ModelId id_of(const DaemonModel& told, const std::string& files) {
 
 }  // namespace
 
+Expected<std::vector<std::string>> ask_for_models(const std::string& socket) {
+  const auto asked = ask_daemon(socket);
+  if (!asked) return forward_error(asked);
+  std::vector<std::string> names;
+  for (const nlohmann::json& model : asked->models) names.push_back(model.at("name"));
+  return names;
+}
+
 bool ModelSource::asks_daemon() const {
   return options_.directory.empty() || options_.max_model_len == 0;
 }
@@ -56,18 +81,12 @@ std::string ModelSource::directory_of(const DaemonModel& told) const {
 }
 
 Expected<DaemonModel> ModelSource::ask() const {
-  const auto socket = connect_to_daemon(options_.socket);
-  if (!socket) return forward_error(socket);
-  auto welcome = say_hello(socket->get(), InspectorHello{layout_hash({}), 0});
-  if (!welcome) return forward_error(welcome);
-  const auto memory = PoolMemory::attach(take_pool_fds(*welcome), Access::read_only);
-  if (!memory) return forward_error(memory);
-  const auto status = ask_status(socket->get(), 1);
-  if (!status) return forward_error(status);
-  const auto found = find_hosted(status->at("models"), options_.hosted);
+  const auto asked = ask_daemon(options_.socket);
+  if (!asked) return forward_error(asked);
+  const auto found = find_hosted(asked->models, options_.hosted);
   if (!found) return forward_error(found);
   const nlohmann::json& model = *found;
-  DaemonModel told{epoch_of(*memory),
+  DaemonModel told{asked->epoch,
                    model.at("name"),
                    model.at("directory"),
                    model.at("fingerprint"),

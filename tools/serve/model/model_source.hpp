@@ -41,6 +41,10 @@ struct LoadedModel {
   ToolFormat tools = ToolFormat::none;
 };
 
+/// The names of the models that the daemon serves, in its order. Waits for the keeper, 10 s at
+/// most.
+[[nodiscard]] Expected<std::vector<std::string>> ask_for_models(const std::string& socket);
+
 class ModelSource {
  public:
   explicit ModelSource(ModelOptions options) : options_(std::move(options)) {}

@@ -210,14 +210,31 @@ GenerateRequest AnswerRequest::for_answer(std::size_t prompt, std::uint32_t i) c
   return one;
 }
 
+std::vector<std::string> names_of(const ServedModel& model) {
+  std::vector<std::string> names = {model.name};
+  names.insert(names.end(), model.adapters.begin(), model.adapters.end());
+  return names;
+}
+
+namespace {
+
+std::string does_not_exist(const std::string& asked, const std::vector<std::string>& known) {
+  std::string names;
+  for (const std::string& name : known) names += (names.empty() ? "'" : ", '") + name + "'";
+  return "'" + shown_text(asked) + "' does not exist; this service has " + names;
+}
+
+}  // namespace
+
+ApiError no_such_model(const std::string& asked, const std::vector<std::string>& known) {
+  return {404, "model " + does_not_exist(asked, known), "model"};
+}
+
 std::string read_model(Fields& fields, const ServedModel& model) {
   const std::string asked = fields.text("model", model.name);
-  if (asked == model.name || std::ranges::find(model.adapters, asked) != model.adapters.end())
-    return asked;
-  std::string known = "'" + model.name + "'";
-  for (const std::string& adapter : model.adapters) known += ", '" + adapter + "'";
-  fields.fail("model", "'" + shown_text(asked) + "' does not exist; this service has " + known,
-              404);
+  const std::vector<std::string> known = names_of(model);
+  if (std::ranges::find(known, asked) == known.end())
+    fields.fail("model", does_not_exist(asked, known), 404);
   return asked;
 }
 

@@ -62,6 +62,10 @@ struct AnswerRequest {
 
 /// What the field `model` names: the model, or one of its adapters.
 std::string read_model(Fields& fields, const ServedModel& model);
+/// Its own, then its adapters'.
+std::vector<std::string> names_of(const ServedModel& model);
+/// \param known  names that do exist here
+ApiError no_such_model(const std::string& asked, const std::vector<std::string>& known);
 
 /// Reads all but prompts, logprobs and the most tokens.
 void read_answer_fields(Fields& fields, const ServedModel& model, AnswerRequest& request);

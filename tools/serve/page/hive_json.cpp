@@ -160,7 +160,8 @@ std::string hive_json(const HiveMoment& moment, const PageFacts& facts) {
   Json json = {{"schema", 1},
                {"sight", to_string(moment.sight)},
                {"trouble", moment.trouble},
-               {"model", facts.model},
+               {"model", facts.models.front()},
+               {"models", facts.models},
                {"version", facts.version},
                {"wants_api_key", facts.wants_api_key}};
   if (moment.snapshot) add_snapshot(json, moment);

@@ -13,8 +13,8 @@ namespace kvhive {
 
 /// What does not change while the service runs.
 struct PageFacts {
-  std::string model;    ///< the name that requests give
-  std::string version;  ///< of the program
+  std::vector<std::string> models;  ///< the names that requests give, one at least
+  std::string version;              ///< of the program
   bool wants_api_key = false;
 };
 

@@ -117,8 +117,8 @@ void HivePage::answer(const std::shared_ptr<Exchange>& exchange) {
   answer_tagged(*exchange, std::string(file.content), file.content_type, tag_of(file.content));
 }
 
-void HivePage::set_model(std::string name) {
-  asio::post(making_, [this, name = std::move(name)] { facts_.model = name; });
+void HivePage::set_models(std::vector<std::string> names) {
+  asio::post(making_, [this, names = std::move(names)] { facts_.models = names; });
 }
 
 void HivePage::answer_hive(const std::shared_ptr<Exchange>& exchange) {

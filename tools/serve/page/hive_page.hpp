@@ -34,8 +34,8 @@ class HivePage {
   /// Whether it answers what is asked for by this path.
   bool has(std::string_view path) const;
   void answer(const std::shared_ptr<Exchange>& exchange);
-  /// Another model is served from now on.
-  void set_model(std::string name);
+  /// Others are served from now on.
+  void set_models(std::vector<std::string> names);
 
  private:
   using Clock = std::chrono::steady_clock;

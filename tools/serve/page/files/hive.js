@@ -78,7 +78,7 @@ function showHive(hive, history) {
   shown = hive;
   shownAt = performance.now();
   document.body.classList.remove("empty");
-  document.title = `kvhive: ${hive.model}`;
+  document.title = `kvhive: ${hive.models.join(", ")}`;
   showSubtitle(hive);
   map.show(hive);
   showEngines(hive, history.engine_ends, false);

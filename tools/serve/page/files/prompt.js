@@ -16,11 +16,11 @@ async function* events(body) {
   }
 }
 
-async function ask(prompt, key, signal) {
+async function ask(model, prompt, key, signal) {
   const headers = {"Content-Type": "application/json"};
   if (key) headers.Authorization = `Bearer ${key}`;
   const answer = await fetch("/v1/completions", {method: "POST", signal, headers, body: JSON.stringify(
-    {prompt, max_tokens: kMaxTokens, temperature: 0.7, stream: true, stream_options: {include_usage: true}})});
+    {model, prompt, max_tokens: kMaxTokens, temperature: 0.7, stream: true, stream_options: {include_usage: true}})});
   if (!answer.ok) throw new Error((await answer.json()).error.message);
   return answer.body;
 }
@@ -44,7 +44,7 @@ export function setUpPrompt() {
     stop = new AbortController();
     const begun = performance.now();
     let firstAt = null;
-    for await (const event of events(await ask(asked, byId("key").value, stop.signal))) {
+    for await (const event of events(await ask(byId("model").value || undefined, asked, byId("key").value, stop.signal))) {
       if (event.error) throw new Error(event.error.message);
       const text = event.choices[0]?.text;
       if (text) firstAt ??= performance.now();
@@ -71,8 +71,18 @@ export function setUpPrompt() {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("prompt-form").requestSubmit();
   });
 
+  /** The choice stays where its model does. */
+  function offer(models) {
+    const menu = byId("model"), chosen = menu.value;
+    byId("model-row").hidden = models.length < 2;
+    if (models.join() === [...menu.options].map(option => option.value).join()) return;
+    menu.replaceChildren(...models.map(name => element("option", {value: name}, name)));
+    if (models.includes(chosen)) menu.value = chosen;
+  }
+
   return {
     know(hive) {
+      offer(hive.models);
       byId("key-row").hidden = !hive.wants_api_key;
       byId("prompt-note").textContent = hive.model === "demo"
         ? "The demo model is small and has read one old book: it is there to show the hive, not to be clever." : "";

@@ -1,0 +1,53 @@
+#include "tools/serve/model/hosted_model.hpp"
+
+#include <utility>
+
+namespace kvhive {
+namespace {
+
+Hive::Identify identify_by(const ModelSource& source) {
+  if (!source.asks_daemon()) return {};
+  return [&source]() -> Result<Hive::ModelId> {
+    const auto told = source.ask();
+    if (told) return told->id;
+    const bool is_there = told.error().code != Errc::not_running;
+    return ClientError{ErrorCode::not_running,
+                       is_there ? "the daemon does not tell what it serves: " + told.error().text
+                                : told.error().text};
+  };
+}
+
+}  // namespace
+
+HostedModel::HostedModel(boost::asio::io_context& loop, const ModelOptions& options,
+                         LoadedModel first, const Hive::Limits& limits,
+                         const std::vector<std::string>& domains, std::function<void()> on_loaded)
+    : loop_(loop),
+      source_(options),
+      follower_(loop, source_, std::move(first)),
+      hives_(loop, {options.socket, options.hosted}, limits, domains, identify_by(source_),
+             [this](Hive::ModelId id) { follower_.on_opened(id); }) {
+  serve(follower_.model());
+  follower_.on_loaded = [this, tell = std::move(on_loaded)](const ModelFollower::Model& loaded) {
+    serve(loaded);
+    tell();
+  };
+}
+
+/// Jobs that wait for the renderer hold its owner (Serving), so it is ended here.
+HostedModel::~HostedModel() { serving_->renderer.reset(); }
+
+/// Requests that were made for the model before are refused where they have not got to an engine:
+/// its renderer tells its own so, and ends.
+void HostedModel::serve(const ModelFollower::Model& model) {
+  if (serving_) serving_->renderer.reset();
+  serving_ = std::make_shared<Serving>(Serving{*this, model});
+  if (model->chat) serving_->renderer.emplace(loop_, *model->chat);
+}
+
+std::optional<ApiError> HostedModel::trouble() const {
+  if (follower_.model()) return std::nullopt;
+  return follower_.trouble();
+}
+
+}  // namespace kvhive
