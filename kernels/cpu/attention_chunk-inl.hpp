@@ -31,9 +31,13 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 #if HWY_TARGET != HWY_SCALAR
 
-// A register tile has rows x 4 accumulators; they must fit into 32 or 16 registers.
-constexpr std::size_t kRowsAtOnce = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
+constexpr std::size_t kRowsAtOnce = 4;
 constexpr std::int32_t kKeysAtOnce = 4;
+// A register tile has rows x 4 accumulators, one for each of four keys, or of four vectors of a
+// value. Where there are 16 registers, 4 rows take two keys or vectors at a time: their elements
+// are converted once for all rows, and 8 accumulators hide the latency of a multiplication.
+template <std::size_t kRows>
+constexpr std::size_t kColumnsAtOnce = HWY_TARGET <= HWY_AVX3 || kRows <= 2 ? 4 : 2;
 // This many rows of V stay in L1 while all query rows use them.
 constexpr std::int32_t kValuesAtOnce = 32;
 
@@ -63,46 +67,60 @@ HWY_INLINE auto sums_of_lanes(D d, V a0, V a1, V a2, V a3) {
 }
 
 /// sums[row][j] += q[row] * k[j], lane by lane.
-template <std::size_t kRows, class D, class V>
+template <std::size_t kRows, std::size_t kKeys, class D, class V>
 HWY_INLINE void add_products(D d, const float* HWY_RESTRICT q, std::size_t q_stride,
-                             const V (&k)[kKeysAtOnce], V (&sums)[kRows][kKeysAtOnce]) {
+                             const V (&k)[kKeys], V (&sums)[kRows][kKeys]) {
   HWY_UNROLL(4)
   for (std::size_t r = 0; r < kRows; ++r) {
     const auto query = hn::Load(d, q + r * q_stride);
     HWY_UNROLL(4)
-    for (std::int32_t j = 0; j < kKeysAtOnce; ++j) sums[r][j] = hn::MulAdd(query, k[j], sums[r][j]);
+    for (std::size_t j = 0; j < kKeys; ++j) sums[r][j] = hn::MulAdd(query, k[j], sums[r][j]);
   }
+}
+
+/// sums[row][first + j] = q[row] * k[token + first + j], lane by lane, for kKeys keys.
+template <class Element, std::size_t kRows, std::size_t kKeys, class D, class V>
+HWY_INLINE void multiply_keys(D d, const float* HWY_RESTRICT q, const ChunkRows& chunk,
+                              std::int32_t token, std::size_t first,
+                              V (&sums)[kRows][kKeysAtOnce]) {
+  const std::byte* keys[kKeys];
+  for (std::size_t j = 0; j < kKeys; ++j)
+    keys[j] = chunk.k + chunk.offsets[static_cast<std::size_t>(token) + first + j];
+
+  V some[kRows][kKeys];
+  HWY_UNROLL(4)
+  for (std::size_t r = 0; r < kRows; ++r) HWY_UNROLL(4)
+  for (std::size_t j = 0; j < kKeys; ++j) some[r][j] = hn::Zero(d);
+
+  const std::size_t lanes = hn::Lanes(d);
+  V k[kKeys], next[kKeys];
+  std::size_t i = 0;
+  if constexpr (Element::kHasPairs)
+    for (; i + 2 * lanes <= chunk.key_size; i += 2 * lanes) {
+      HWY_UNROLL(4)
+      for (std::size_t j = 0; j < kKeys; ++j)
+        Element::load_pair(d, keys[j] + i * Element::kBytes, k[j], next[j]);
+      add_products<kRows, kKeys>(d, q + i, chunk.key_size, k, some);
+      add_products<kRows, kKeys>(d, q + i + lanes, chunk.key_size, next, some);
+    }
+  for (; i < chunk.key_size; i += lanes) {
+    HWY_UNROLL(4)
+    for (std::size_t j = 0; j < kKeys; ++j) k[j] = Element::load(d, keys[j] + i * Element::kBytes);
+    add_products<kRows, kKeys>(d, q + i, chunk.key_size, k, some);
+  }
+  HWY_UNROLL(4)
+  for (std::size_t r = 0; r < kRows; ++r) HWY_UNROLL(4)
+  for (std::size_t j = 0; j < kKeys; ++j) sums[r][first + j] = some[r][j];
 }
 
 /// scores[row][0..3] = q[row] . k[token 0..3] for kRows rows.
 template <class Element, std::size_t kRows, class D>
 HWY_INLINE void score_tile(D d, const float* HWY_RESTRICT q, const ChunkRows& chunk,
                            std::int32_t token, float* HWY_RESTRICT scores) {
-  const std::byte* keys[kKeysAtOnce];
-  for (std::int32_t j = 0; j < kKeysAtOnce; ++j) keys[j] = chunk.k + chunk.offsets[token + j];
-
+  constexpr std::size_t kKeys = kColumnsAtOnce<kRows>;
   hn::Vec<D> sums[kRows][kKeysAtOnce];
-  HWY_UNROLL(4)
-  for (std::size_t r = 0; r < kRows; ++r) HWY_UNROLL(4)
-  for (std::int32_t j = 0; j < kKeysAtOnce; ++j) sums[r][j] = hn::Zero(d);
-
-  const std::size_t lanes = hn::Lanes(d);
-  hn::Vec<D> k[kKeysAtOnce], next[kKeysAtOnce];
-  std::size_t i = 0;
-  if constexpr (Element::kHasPairs)
-    for (; i + 2 * lanes <= chunk.key_size; i += 2 * lanes) {
-      HWY_UNROLL(4)
-      for (std::int32_t j = 0; j < kKeysAtOnce; ++j)
-        Element::load_pair(d, keys[j] + i * Element::kBytes, k[j], next[j]);
-      add_products<kRows>(d, q + i, chunk.key_size, k, sums);
-      add_products<kRows>(d, q + i + lanes, chunk.key_size, next, sums);
-    }
-  for (; i < chunk.key_size; i += lanes) {
-    HWY_UNROLL(4)
-    for (std::int32_t j = 0; j < kKeysAtOnce; ++j)
-      k[j] = Element::load(d, keys[j] + i * Element::kBytes);
-    add_products<kRows>(d, q + i, chunk.key_size, k, sums);
-  }
+  for (std::size_t first = 0; first < kKeysAtOnce; first += kKeys)
+    multiply_keys<Element, kRows, kKeys>(d, q, chunk, token, first, sums);
   const hn::CappedTag<float, 4> d4;
   HWY_UNROLL(4)
   for (std::size_t r = 0; r < kRows; ++r)
@@ -280,9 +298,10 @@ HWY_INLINE void accumulate_rows(D d, const ChunkRows& chunk, KvRange tokens, std
   const float* probabilities = scratch.scores + first_row * kChunkTokens;
   float* acc = states.acc(first_row);
   const std::size_t stride = SoftmaxStates::stride(states.value_size);
+  constexpr std::size_t kVectors = kColumnsAtOnce<kRows>;
   std::size_t dim = 0;
-  for (; dim + 4 * hn::Lanes(d) <= chunk.value_size; dim += 4 * hn::Lanes(d))
-    accumulate_tile<Element, kRows, 4>(d, chunk, tokens, dim, probabilities, acc, stride);
+  for (; dim + kVectors * hn::Lanes(d) <= chunk.value_size; dim += kVectors * hn::Lanes(d))
+    accumulate_tile<Element, kRows, kVectors>(d, chunk, tokens, dim, probabilities, acc, stride);
   for (; dim < chunk.value_size; dim += hn::Lanes(d))
     accumulate_tile<Element, kRows, 1>(d, chunk, tokens, dim, probabilities, acc, stride);
 }
