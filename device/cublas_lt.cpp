@@ -43,7 +43,7 @@ struct CublasLt::Functions {
 /// The plan of products of one shape. cuBLASLt's matrices are column-major, so y is [N, T] to it:
 /// y^T = w x^T.
 struct CublasLt::Plan {
-  Plan(const Functions& of, const ProductArgs& args) : functions(of) {
+  Plan(const Functions& of, const DeviceProductArgs& args) : functions(of) {
     const cudaDataType_t in = type_of(args.dtype);
     const auto N = static_cast<std::uint64_t>(args.N), T = static_cast<std::uint64_t>(args.T),
                K = static_cast<std::uint64_t>(args.K);
@@ -146,7 +146,7 @@ CublasLt::~CublasLt() {
   if (handle_ != nullptr) functions_->destroy(handle_);
 }
 
-Expected<CublasLt::Plan*> CublasLt::plan_of(const ProductArgs& args) {
+Expected<CublasLt::Plan*> CublasLt::plan_of(const DeviceProductArgs& args) {
   const Shape shape{args.T, args.N, args.K, args.dtype, args.out_dtype, args.bias != nullptr};
   auto& plan = plans_[shape];
   if (plan == nullptr) {
@@ -170,7 +170,7 @@ Expected<void*> CublasLt::workspace_of(cudaStream_t stream) {
   return workspace;
 }
 
-Expected<void> CublasLt::multiply(const ProductArgs& args, cudaStream_t stream) {
+Expected<void> CublasLt::multiply(const DeviceProductArgs& args, cudaStream_t stream) {
   const std::lock_guard lock(mutex_);
   auto plan = plan_of(args);
   if (!plan) return forward_error(plan);

@@ -22,7 +22,7 @@ class CublasLt {
   ~CublasLt();
 
   /// See Device::multiply. The algorithm is chosen once for each shape.
-  [[nodiscard]] Expected<void> multiply(const ProductArgs& args, cudaStream_t stream);
+  [[nodiscard]] Expected<void> multiply(const DeviceProductArgs& args, cudaStream_t stream);
 
  private:
   struct Functions;
@@ -30,7 +30,7 @@ class CublasLt {
   using Shape = std::tuple<std::int32_t, std::int32_t, std::int32_t, Dtype, Dtype, bool>;
 
   explicit CublasLt(std::unique_ptr<Functions> functions);
-  [[nodiscard]] Expected<Plan*> plan_of(const ProductArgs& args);
+  [[nodiscard]] Expected<Plan*> plan_of(const DeviceProductArgs& args);
   [[nodiscard]] Expected<void*> workspace_of(cudaStream_t stream);
 
   std::unique_ptr<Functions> functions_;

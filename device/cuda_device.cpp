@@ -198,7 +198,7 @@ class CudaDevice final : public Device {
     return call("cudaMemsetAsync",
                 [&] { return cudaMemsetAsync(to, std::to_integer<int>(value), bytes, stream); });
   }
-  Expected<void> multiply(const ProductArgs& args, DeviceStream stream) override {
+  Expected<void> multiply(const DeviceProductArgs& args, DeviceStream stream) override {
     if (args.T == 0) return {};
     if (auto bound = call("cudaSetDevice", [] { return cudaSuccess; }); !bound) return bound;
     return products_->multiply(args, stream);

@@ -48,7 +48,7 @@ struct DeviceFacts {
 };
 
 /// y[T, N] = x[T, K] * w[N, K]^T (+ bias[N]), row-major, in device memory, added up in f32.
-struct ProductArgs {
+struct DeviceProductArgs {
   const std::byte* x = nullptr;     ///< [T, K] of `dtype`
   const std::byte* w = nullptr;     ///< [N, K] of `dtype`
   const std::byte* bias = nullptr;  ///< [N] of `out_dtype`, or null
@@ -112,7 +112,8 @@ class Device {
                                             DeviceStream stream) = 0;
   [[nodiscard]] virtual Expected<void> fill(std::byte* to, std::byte value, std::size_t bytes,
                                             DeviceStream stream) = 0;
-  [[nodiscard]] virtual Expected<void> multiply(const ProductArgs& args, DeviceStream stream) = 0;
+  [[nodiscard]] virtual Expected<void> multiply(const DeviceProductArgs& args,
+                                                DeviceStream stream) = 0;
 
   // -- graphs: work that is recorded once and started many times, with the same pointers
 

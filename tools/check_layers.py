@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The rules of the house, checked as a test: which folder may include which, no circle between files or folders, at most
-fifteen headers in a folder. Prints each place that breaks a rule. ARCHITECTURE.md has the reasons.
+fifteen headers in a folder, one type to a name. Prints each place that breaks a rule. ARCHITECTURE.md has the reasons.
 
 usage: check_layers.py [ROOT]        checks
        check_layers.py [ROOT] --figures   also prints sizes of files and folders
@@ -145,8 +145,23 @@ def broken_lines(root, path):
             yield f"{path}:{number}: CAF shows in actors/protocol.hpp only"
 
 
+def types_in(text):
+    """Full names of the types that are defined at namespace scope and seen outside of this file."""
+    scope = []
+    for found in re.finditer(r"^(?:(?:inline )?namespace ?([\w:]*) ?\{|(\}+)  // namespace"
+                             r"|(?:struct|class|union|enum class|enum)(?: alignas\([^)]*\))? (\w+)\b(?!::)([^;{]*[;{]))", text, re.M):
+        opened, closed, name, rest = found.groups()
+        if closed:
+            del scope[-1:]
+        elif name is None:
+            scope.append(opened)
+        elif rest.endswith("{") and not rest.startswith("<") and "" not in scope and "HWY_NAMESPACE" not in scope:
+            yield "::".join([*scope, name])
+
+
 def check(root):
     broken = []
+    types = collections.defaultdict(list)
     file_edges, folder_edges = collections.defaultdict(set), collections.defaultdict(set)
     headers = collections.Counter()
     for path in project_files(root):
@@ -155,6 +170,8 @@ def check(root):
         if folder not in MAY_INCLUDE:
             broken.append(f"{path}: folder {folder}/ has no rule in check_layers.py")
         broken.extend(broken_lines(root, path))
+        for name in types_in((root / path).read_text()):
+            types[name].append(str(path))
         for number, target in includes_of(root, path):
             other = folder_of(target)
             if target.parts[0] == "tests":
@@ -167,6 +184,8 @@ def check(root):
                 file_edges[str(path.with_suffix(""))].add(str(target.with_suffix("")))
     broken += ["files include each other in a circle: " + ", ".join(group) for group in circles(file_edges)]
     broken += ["folders include each other in a circle: " + ", ".join(group) for group in circles(folder_edges)]
+    # The linker takes one of their destructors for both.
+    broken += [f"{name} is defined in {' and in '.join(paths)}" for name, paths in sorted(types.items()) if len(paths) > 1]
     broken += [f"{folder}/ has {count} headers, more than {MOST_HEADERS}: give it sub-folders by topic"
                for folder, count in sorted(headers.items()) if count > MOST_HEADERS]
     return broken

@@ -123,7 +123,7 @@ Expected<void> GpuForward::multiply(std::size_t x, const GpuMatrix& matrix, std:
     return args;
   };
   return limits_.is_batch_invariant ? row_product_cuda(fill(RowProductArgs{}), stream_)
-                                    : device_.multiply(fill(ProductArgs{}), stream_);
+                                    : device_.multiply(fill(DeviceProductArgs{}), stream_);
 }
 
 Expected<void> GpuForward::multiply_heads(RowProductArgs args) {

@@ -17,7 +17,6 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 
 const std::vector<std::string> kSmall = {"--kv-cache-memory-bytes", "8M"};
-constexpr auto kHang = std::chrono::seconds(60);
 
 /// Reads a request to its end.
 Progress read_to_the_end(Client& client, RequestId request) {

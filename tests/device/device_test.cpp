@@ -308,12 +308,12 @@ void lose_device(const DescriptorLine& line) {
   KV_CHECK(device.fill(memory, std::byte{42}, bytes, stream).has_value());
   KV_CHECK(device.record(event, stream).has_value());
   KV_CHECK(device.synchronize(event).has_value());
-  const ProductArgs args{.x = private_memory,
-                         .w = reinterpret_cast<const std::byte*>(0x100000),
-                         .y = private_memory + (1 << 19),
-                         .T = 16,
-                         .N = 64,
-                         .K = 64};
+  const DeviceProductArgs args{.x = private_memory,
+                               .w = reinterpret_cast<const std::byte*>(0x100000),
+                               .y = private_memory + (1 << 19),
+                               .T = 16,
+                               .N = 64,
+                               .K = 64};
   KV_CHECK(device.multiply(args, stream).has_value());
   KV_CHECK(device.record(event, stream).has_value());
   const auto is_lost = [](const auto& done) {

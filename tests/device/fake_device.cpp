@@ -52,7 +52,7 @@ ino_t inode_of(int fd) {
   return fstat(fd, &status) == 0 ? status.st_ino : 0;
 }
 
-void multiply_now(const ProductArgs& args) {
+void multiply_now(const DeviceProductArgs& args) {
   const auto K = static_cast<std::size_t>(args.K), N = static_cast<std::size_t>(args.N);
   std::vector<float> x(K), w(N * K);
   for (std::size_t i = 0; i < w.size(); ++i) w[i] = load_element(args.w, i, args.dtype);
@@ -456,7 +456,7 @@ Expected<void> FakeDevice::fill(std::byte* to, std::byte value, std::size_t byte
   return {};
 }
 
-Expected<void> FakeDevice::multiply(const ProductArgs& args, DeviceStream stream) {
+Expected<void> FakeDevice::multiply(const DeviceProductArgs& args, DeviceStream stream) {
   if (auto called = call("multiply"); !called) return called;
   const auto T = static_cast<std::size_t>(args.T), N = static_cast<std::size_t>(args.N),
              K = static_cast<std::size_t>(args.K);

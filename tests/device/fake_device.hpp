@@ -62,7 +62,8 @@ class FakeDevice final : public Device {
                                     DeviceStream stream) override;
   [[nodiscard]] Expected<void> fill(std::byte* to, std::byte value, std::size_t bytes,
                                     DeviceStream stream) override;
-  [[nodiscard]] Expected<void> multiply(const ProductArgs& args, DeviceStream stream) override;
+  [[nodiscard]] Expected<void> multiply(const DeviceProductArgs& args,
+                                        DeviceStream stream) override;
   [[nodiscard]] Expected<void> begin_capture(DeviceStream stream) override;
   [[nodiscard]] Expected<DeviceGraph> end_capture(DeviceStream stream) override;
   [[nodiscard]] Expected<void> launch(DeviceGraph graph, DeviceStream stream) override;

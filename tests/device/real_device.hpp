@@ -98,7 +98,7 @@ class RealDevice final : public Device {
     note("fill");
     return device_->fill(to, value, bytes, stream);
   }
-  Expected<void> multiply(const ProductArgs& args, DeviceStream stream) override {
+  Expected<void> multiply(const DeviceProductArgs& args, DeviceStream stream) override {
     note("multiply");
     return device_->multiply(args, stream);
   }

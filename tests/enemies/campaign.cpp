@@ -30,7 +30,7 @@ using Seconds = std::chrono::duration<double>;
 constexpr Seconds kTick{0.02}, kCensusEvery{0.5};
 /// After a change of phase, before anything is measured.
 constexpr Seconds kSettle{0.3};
-constexpr auto kHang = std::chrono::seconds(30);
+constexpr auto kAttackHang = std::chrono::seconds(30);
 constexpr double kMostSecondsToStop = 1;
 constexpr double kMostRatio = 1.05;
 /// With fewer sets of rounds, chance would decide too often whether the ratio is judged too large.
@@ -164,14 +164,14 @@ void Campaign::start_honest() {
     live_as_honest_client(*board_, daemon_->socket());
   });
   operator_ = ChildProcess([&] { live_as_operator(*board_, *daemon_); });
-  KV_CHECK(eventually([&] { return board_->requests.count > 4 * kRequestsToLearn; }, kHang));
+  KV_CHECK(eventually([&] { return board_->requests.count > 4 * kRequestsToLearn; }, kAttackHang));
 }
 
 /// Waits until the enemies have gone with all their channels, then calls them.
 void Campaign::enter(Phase phase) {
   enemies_->call(Phase::calm);
   const bool are_gone = eventually(
-      [&] { return enemies_->are_quiet() && only_honest_clients(daemon_->status()); }, kHang);
+      [&] { return enemies_->are_quiet() && only_honest_clients(daemon_->status()); }, kAttackHang);
   were_channels_left_ = were_channels_left_ || !are_gone;
   if (phase != Phase::calm) enemies_->call(phase);
   tend_for(kSettle);

@@ -97,7 +97,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   KV_CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0);
   UniqueFd client(ends[0]);
   boost::asio::io_context loop(1);
-  Connections connections;
+  HttpConnections connections;
   connections.limits.header_bytes = 2048;
   connections.limits.body_bytes = 16384;
   connections.answer = [](const std::shared_ptr<Exchange>& exchange) {

@@ -20,8 +20,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const std::string kCompletions = "/v1/completions";
-
 OutputToken likeliest(const Json& top) {
   OutputToken next;
   for (const Json& entry : top) next.top.push_back({entry[0], entry[1]});

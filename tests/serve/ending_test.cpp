@@ -17,9 +17,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const std::string kCompletions = "/v1/completions";
-
-std::string completion(std::uint32_t tokens, bool stream, const std::string& headers = "") {
+std::string completion_request(std::uint32_t tokens, bool stream, const std::string& headers = "") {
   const Json body = {{"prompt", "In the beginning"},
                      {"max_tokens", tokens},
                      {"ignore_eos", true},
@@ -61,10 +59,10 @@ TEST(EndingService, TellsThoseThatWaitThatItEnds) {
   const Daemon daemon;
   Service service(daemon.socket());
   HttpClient streaming = service.connect(), waiting = service.connect();
-  streaming.send(completion(3'000, true));
+  streaming.send(completion_request(3'000, true));
   ASSERT_TRUE(streaming.receive_until("data: "));
   signal_engines(daemon, SIGSTOP);
-  waiting.send(completion(5, false));
+  waiting.send(completion_request(5, false));
   ASSERT_TRUE(eventually([&] {
     return service.ask(get("/metrics?view=service")).body.find("state=\"answering\"} 3") !=
            std::string::npos;
@@ -85,7 +83,7 @@ TEST(EndingService, LetsRequestsEndFirstIfItIsGivenTime) {
   const Daemon daemon;
   Service service(daemon.socket(), {"--shutdown-timeout", "60"});
   HttpClient client = service.connect();
-  client.send(completion(1'000, true));
+  client.send(completion_request(1'000, true));
   ASSERT_TRUE(client.receive_until("data: "));
   signal_process(service.pid(), SIGTERM);
   const auto whole = client.receive();
@@ -100,7 +98,7 @@ TEST(EndingService, EndsAtOnceWhenItIsToldTwice) {
   const Daemon daemon;
   Service service(daemon.socket(), {"--shutdown-timeout", "600"});
   HttpClient client = service.connect();
-  client.send(completion(3'000, true));
+  client.send(completion_request(3'000, true));
   ASSERT_TRUE(client.receive_until("data: "));
   signal_engines(daemon, SIGSTOP);
   signal_process(service.pid(), SIGTERM);
@@ -117,7 +115,7 @@ TEST(EndingService, DoesNotWaitForAStoppedKeeper) {
   Service service(daemon.socket(), {"--trace-file", spans});
   signal_process(daemon.keeper(), SIGSTOP);
   HttpClient waiting = service.connect();
-  waiting.send(completion(5, false));
+  waiting.send(completion_request(5, false));
   ASSERT_TRUE(eventually([&] {
     return service.ask(get("/metrics?view=service")).body.find("state=\"answering\"} 2") !=
            std::string::npos;
@@ -158,7 +156,8 @@ TEST(HangUp, ReadsTheKeysAndOpensTheTraceFileAnew) {
   const Daemon daemon;
   const Service service(daemon.socket(), {"--api-key-file", keys, "--trace-file", spans});
   const auto status_with = [&](const std::string& key) {
-    return service.ask(completion(1, false, "Authorization: Bearer " + key + "\r\n")).status;
+    return service.ask(completion_request(1, false, "Authorization: Bearer " + key + "\r\n"))
+        .status;
   };
   EXPECT_EQ(status_with("old"), 200);
   ASSERT_TRUE(eventually([&] { return !directory.read("spans").empty(); }));
@@ -212,7 +211,7 @@ TEST(HangUp, ARequestKeepsTheKeyThatItWasAskedWith) {
   directory.write("keys", "new red\n");
   signal_process(service.pid(), SIGHUP);
   for (HttpClient& client : clients) EXPECT_TRUE(client.receive());
-  EXPECT_EQ(service.ask(completion(1, false, "Authorization: Bearer new\r\n")).status, 200);
+  EXPECT_EQ(service.ask(completion_request(1, false, "Authorization: Bearer new\r\n")).status, 200);
 }
 
 /// As when a disk fills up and then has room again.

@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 class HttpServerTest : public ::testing::Test {
  protected:
   void serve(const HttpLimits& limits = {}) {
-    Connections connections;
+    HttpConnections connections;
     connections.limits = limits;
     connections.answer = [this](const std::shared_ptr<Exchange>& exchange) { handle(exchange); };
     connections.answer_to_head = [](Exchange& exchange) -> std::optional<HttpAnswer> {

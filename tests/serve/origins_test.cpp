@@ -13,8 +13,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr const char* kCompletions = "/v1/completions";
-
 TEST(Origins, WhatIsNoOriginIsRefusedByItsValue) {
   for (const char* wrong : {"", "chat.example", "https://", "://a", "https://a/", "https://a/b",
                             "https://a b", "null", "https://a,https://b", "*.example"}) {

@@ -11,8 +11,12 @@
 
 namespace kvhive::testing {
 
-/// Longer than anything takes that works.
-constexpr std::chrono::seconds kHang{60};
+inline const std::string kCompletions = "/v1/completions";
+
+/// The body of a request for a completion that is always the same.
+inline Json completion(const std::string& prompt, std::uint32_t max_tokens) {
+  return {{"prompt", prompt}, {"max_tokens", max_tokens}, {"temperature", 0}};
+}
 
 /// A service on a port of its own.
 class Service {

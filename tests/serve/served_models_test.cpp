@@ -16,12 +16,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr const char* kCompletions = "/v1/completions";
-
-Json completion(const std::string& prompt, std::uint32_t max_tokens) {
-  return {{"prompt", prompt}, {"max_tokens", max_tokens}, {"temperature", 0}};
-}
-
 Json completion_of(const std::string& model, const std::string& prompt, std::uint32_t max_tokens) {
   Json request = completion(prompt, max_tokens);
   request["model"] = model;
@@ -192,7 +186,7 @@ TEST_F(SeveralServed, AlsoInALongBodyInStreamsAndInTokens) {
 }
 
 TEST_F(SeveralServed, AModelThatIsNotThereIsToldWhichThereAre) {
-  for (const char* path : {kCompletions, "/tokenize"}) {
+  for (const std::string& path : {kCompletions, std::string("/tokenize")}) {
     const HttpReply refused = service_.ask(post(path, completion_of("quarter", "In", 1).dump()));
     EXPECT_EQ(refused.status, 404);
     EXPECT_EQ(refused.json()["error"]["param"], "model");

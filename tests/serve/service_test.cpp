@@ -19,12 +19,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr const char* kCompletions = "/v1/completions";
-
-Json completion(const std::string& prompt, std::uint32_t max_tokens) {
-  return {{"prompt", prompt}, {"max_tokens", max_tokens}, {"temperature", 0}};
-}
-
 std::size_t running_in(const Daemon& daemon) {
   std::size_t running = 0;
   const Json procs = daemon.procs();

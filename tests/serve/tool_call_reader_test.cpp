@@ -5,32 +5,32 @@
 namespace kvhive {
 namespace {
 
-struct Result {
+struct Calls {
   std::string text;
   std::vector<std::pair<std::string, std::string>> calls;
-  bool operator==(const Result&) const = default;
+  bool operator==(const Calls&) const = default;
 };
 
-void add(Result& result, const ToolCallReader::Found& found) {
-  result.text += found.text;
-  for (const ToolCall& call : found.calls) result.calls.emplace_back(call.name, call.arguments);
+void add(Calls& calls, const ToolCallReader::Found& found) {
+  calls.text += found.text;
+  for (const ToolCall& call : found.calls) calls.calls.emplace_back(call.name, call.arguments);
 }
 
-Result read(ToolFormat format, const std::string& text, std::size_t piece) {
+Calls calls_in(ToolFormat format, const std::string& text, std::size_t piece) {
   ToolCallReader reader(format);
-  Result result;
+  Calls calls;
   for (std::size_t at = 0; at < text.size(); at += piece)
-    add(result, reader.push(std::string_view(text).substr(at, piece)));
-  add(result, reader.finish());
-  return result;
+    add(calls, reader.push(std::string_view(text).substr(at, piece)));
+  add(calls, reader.finish());
+  return calls;
 }
 
 /// However the text is cut into pieces.
-void expect(ToolFormat format, const std::string& text, const Result& expected) {
+void expect(ToolFormat format, const std::string& text, const Calls& expected) {
   for (std::size_t piece = 1; piece <= text.size() + 1; ++piece) {
-    const Result result = read(format, text, piece);
-    EXPECT_EQ(result.text, expected.text) << text << " in pieces of " << piece;
-    EXPECT_EQ(result.calls, expected.calls) << text << " in pieces of " << piece;
+    const Calls calls = calls_in(format, text, piece);
+    EXPECT_EQ(calls.text, expected.text) << text << " in pieces of " << piece;
+    EXPECT_EQ(calls.calls, expected.calls) << text << " in pieces of " << piece;
   }
 }
 
@@ -97,9 +97,9 @@ TEST(ToolCallReader, SurvivesAnyPieces) {
         random = random * 6364136223846793005u + 1442695040888963407u;
         text += pieces[(random >> 33) % pieces.size()];
       }
-      const Result result = read(format, text, 1 + round % 5);
-      if (result.calls.empty()) {
-        EXPECT_EQ(result.text, text);
+      const Calls calls = calls_in(format, text, 1 + round % 5);
+      if (calls.calls.empty()) {
+        EXPECT_EQ(calls.text, text);
       }
     }
 }

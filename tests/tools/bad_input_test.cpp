@@ -44,8 +44,6 @@ class BadStart : public Test {
   fs::path directory_;
 };
 
-const std::vector<std::string> kSmall = {"--kv-cache-memory-bytes", "8M"};
-
 TEST_F(BadStart, MissingModelDirectory) {
   expect_one_line(start({"--model", "/nonexistent/model"}, false), {"/nonexistent/model", "give"});
 }
@@ -53,17 +51,17 @@ TEST_F(BadStart, NoModelAtAll) { expect_one_line(start({}, false), {"model", "--
 TEST_F(BadStart, ADeviceThatIsUnknownOrNotThere) {
   expect_one_line(start({"--device", "gpu"}), {"device", "'gpu'", "auto", "cpu", "cuda"});
   // What is missing depends on the machine: CUDA in the build, a driver, a GPU, the engine program.
-  std::vector<std::string> flags = kSmall;
+  std::vector<std::string> flags = kSmallPool;
   flags.insert(flags.end(), {"--device", "cuda"});
   expect_one_line(start(flags), {"--device cuda: ", "use --device cpu"});
 }
 TEST_F(BadStart, TruncatedSafetensors) {
   fs::resize_file(directory_ / "model/model.safetensors", 1'000'000);
-  expect_one_line(start(kSmall), {"model.safetensors", "tensor", "again"});
+  expect_one_line(start(kSmallPool), {"model.safetensors", "tensor", "again"});
 }
 TEST_F(BadStart, UnknownArchitecture) {
   replace_in_config("LlamaForCausalLM", "FalconForCausalLM");
-  expect_one_line(start(kSmall), {"FalconForCausalLM", "LlamaForCausalLM"});
+  expect_one_line(start(kSmallPool), {"FalconForCausalLM", "LlamaForCausalLM"});
 }
 TEST_F(BadStart, BlockSizeZero) {
   expect_one_line(start({"--block-size", "0"}), {"block-size", "'0'", "16"});

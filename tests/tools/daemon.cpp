@@ -196,6 +196,11 @@ CommandResult Daemon::cli(std::vector<std::string> arguments) const {
   return run("kvhive", arguments);
 }
 
+bool Daemon::nothing_is_held() const {
+  const Json device = stat()["tiers"]["device"];
+  return device["held"] == 0 && device["filling"] == 0;
+}
+
 Json Daemon::engine(std::uint32_t index) const {
   const Json all = procs();
   for (const Json& process : all["processes"])

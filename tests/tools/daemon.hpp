@@ -60,6 +60,9 @@ GenerateRequest request_of(std::string prompt, std::uint32_t max_tokens);
 /// The same request, for a test that uses the channel without a Client.
 ChannelRequest channel_request_of(std::string prompt, std::uint32_t max_tokens);
 
+/// Longer than anything takes that works.
+constexpr std::chrono::seconds kHang{60};
+
 /// Calls `holds` until it returns true; false after `limit`. There is no sleep in between, because
 /// each call makes system calls or starts a process.
 bool eventually(const std::function<bool()>& holds,
@@ -67,6 +70,9 @@ bool eventually(const std::function<bool()>& holds,
 
 /// A process's state in /proc: R, S, T (stopped), Z ...; '\0' = there is no such process.
 char state_of(pid_t pid);
+
+/// A pool that is soon made.
+inline const std::vector<std::string> kSmallPool = {"--kv-cache-memory-bytes", "8M"};
 
 /// True while the process can be signalled and is no zombie.
 bool is_alive(pid_t pid);
@@ -104,6 +110,8 @@ class Daemon {
   CommandResult cli(std::vector<std::string> arguments) const;
   Json procs() const { return cli({"pool", "procs", "--format", "json"}).json(); }
   Json stat() const { return cli({"pool", "stat", "--format", "json"}).json(); }
+  /// Whether no block of the device tier is held, or being filled.
+  bool nothing_is_held() const;
   bool fsck_is_clean() const { return cli({"pool", "fsck", "--privileged"}).exit_code == 0; }
   /// The attached process of an engine, or null.
   Json engine(std::uint32_t index) const;

@@ -4,16 +4,12 @@
 #include <gmock/gmock.h>
 
 #include "tests/tools/daemon.hpp"
+#include "tests/tools/requests.hpp"
 
 namespace kvhive::testing {
 namespace {
 
 using ::testing::HasSubstr;
-
-/// Prompts of different numbers differ from the first token on.
-GenerateRequest request_number(std::size_t i) {
-  return request_of(std::to_string(i) + ": " + passage((i * 41) % 300, 600), 8);
-}
 
 std::vector<TokenId> undisturbed(std::size_t i) {
   static const Daemon daemon(

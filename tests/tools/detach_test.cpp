@@ -24,8 +24,6 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr std::chrono::seconds kHang{60};
-
 std::string content_of(const std::filesystem::path& path) {
   std::ifstream file(path);
   std::ostringstream text;

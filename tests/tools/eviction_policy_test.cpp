@@ -1,14 +1,10 @@
 // Whole daemons whose pool spares blocks that were hit (--eviction-policy second-chance).
 
 #include "tests/tools/engine_death.hpp"
+#include "tests/tools/requests.hpp"
 
 namespace kvhive::testing {
 namespace {
-
-/// Prompts of different numbers differ from the first token on.
-GenerateRequest request_number(std::size_t i) {
-  return request_of(std::to_string(i) + ": " + passage((i * 41) % 300, 600), 8);
-}
 
 /// The blocks of a prompt that is asked twice, after so many others that all blocks were evicted
 /// once, and the tokens of its answer then.

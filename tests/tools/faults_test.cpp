@@ -16,40 +16,13 @@
 #include "tests/support/temp_directory.hpp"
 #include "tests/tools/daemon.hpp"
 #include "tests/tools/footprint.hpp"
+#include "tests/tools/requests.hpp"
 
 namespace kvhive::testing {
 namespace {
 
 /// \param keeper  0 = there is none
-bool has_a_child(pid_t keeper) { return keeper != 0 && !children_of(keeper).empty(); }
-
 using ::testing::HasSubstr;
-
-GenerateRequest long_request(std::uint32_t max_tokens = 1500) {
-  return request_of("And it came to pass in those days, that there went out a decree", max_tokens);
-}
-
-/// Reads until the request has at least `tokens` tokens (or has ended).
-Progress read_until(Client& client, RequestId number, std::size_t tokens) {
-  Progress whole;
-  while (whole.tokens.size() < tokens && whole.reason == Finish::none) {
-    EXPECT_TRUE(client.wait().has_value());
-    Progress news = *client.read(number);
-    whole.tokens.insert(whole.tokens.end(), news.tokens.begin(), news.tokens.end());
-    whole.text += news.text;
-    whole.reason = news.reason;
-    whole.engine = news.engine;
-    whole.error = news.error;
-    whole.prompt_tokens = news.prompt_tokens;
-    whole.cached_tokens = news.cached_tokens;
-  }
-  return whole;
-}
-
-bool nothing_is_held(const Daemon& daemon) {
-  const Json device = daemon.stat()["tiers"]["device"];
-  return device["held"] == 0 && device["filling"] == 0;
-}
 
 /// Starts a daemon that the test will end during its start.
 pid_t start_bare_daemon(const std::filesystem::path& socket) {
@@ -80,7 +53,7 @@ TEST(Faults, AKilledEnginesRequestsGoOnTokenForToken) {
   EXPECT_EQ(before.text + after.text, undisturbed.text);
   EXPECT_NE(daemon.engine(0)["pid"], dead);
   EXPECT_TRUE(daemon.fsck_is_clean());
-  EXPECT_TRUE(eventually([&] { return nothing_is_held(daemon); }));
+  EXPECT_TRUE(eventually([&] { return daemon.nothing_is_held(); }));
 }
 
 TEST(Faults, TotalsOfThePoolKeepWhatADeadEngineHasCounted) {
@@ -191,7 +164,7 @@ TEST(Faults, AKilledClientsRequestsEndAndItsBlocksReturn) {
   signal_process(child, SIGKILL);
   waitpid(child, nullptr, 0);
   EXPECT_TRUE(
-      eventually([&] { return nothing_is_held(daemon) && daemon.engine(0)["running"] == 0; }));
+      eventually([&] { return daemon.nothing_is_held() && daemon.engine(0)["running"] == 0; }));
   EXPECT_TRUE(eventually([&] { return daemon.procs()["clients"].empty(); }));
   EXPECT_TRUE(daemon.fsck_is_clean());
 }
@@ -204,7 +177,7 @@ TEST(Faults, AnAbortedRequestEndsAtOnce) {
   client.abort(number);
   const Progress end = read_until(client, number, 1u << 30);
   EXPECT_EQ(end.reason, Finish::abort);
-  EXPECT_TRUE(eventually([&] { return nothing_is_held(daemon); }));
+  EXPECT_TRUE(eventually([&] { return daemon.nothing_is_held(); }));
 }
 
 TEST(Faults, NoProcessAndNoFileOutlivesTheKeeper) {
@@ -245,7 +218,7 @@ TEST(Faults, AClientThatWritesGarbageHurtsOnlyItself) {
   }
   EXPECT_EQ(daemon.connect().generate(long_request(32))->tokens.size(), 32u);
   EXPECT_EQ(daemon.procs()["engines"][0]["restarts"], 0);
-  EXPECT_TRUE(eventually([&] { return nothing_is_held(daemon); }));
+  EXPECT_TRUE(eventually([&] { return daemon.nothing_is_held(); }));
   EXPECT_TRUE(daemon.fsck_is_clean());
 }
 

@@ -28,6 +28,7 @@ std::vector<pid_t> holders_of(const std::set<ino_t>& objects);
 std::size_t memory_of(pid_t pid, const std::string& row);
 
 std::vector<pid_t> children_of(pid_t parent);
+inline bool has_a_child(pid_t parent) { return parent != 0 && !children_of(parent).empty(); }
 
 /// Names of the files in /dev/shm.
 std::set<std::string> named_shared_memory();

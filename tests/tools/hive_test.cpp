@@ -13,6 +13,7 @@
 
 #include "tests/support/child_process.hpp"
 #include "tests/tools/daemon.hpp"
+#include "tests/tools/requests.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -20,15 +21,7 @@ namespace {
 using ::testing::Key;
 using ::testing::UnorderedElementsAre;
 
-constexpr auto kHang = std::chrono::seconds(60);
 constexpr std::uint32_t kTokens = 24;
-
-std::vector<GenerateRequest> requests(std::size_t count, std::uint32_t tokens = kTokens) {
-  std::vector<GenerateRequest> all;
-  for (std::size_t i = 0; i < count; ++i)
-    all.push_back(request_of("In the year " + std::to_string(i) + " of the reign", tokens));
-  return all;
-}
 
 /// One client's results, in the requests' order.
 std::vector<Progress> answers_of(const Daemon& daemon, const std::vector<GenerateRequest>& asked) {
@@ -61,7 +54,7 @@ class StoppedEngine {
 
 TEST(Hive, OneClientsRequestsAreServedByAllEnginesWithTheSameTokens) {
   const Daemon daemon({"--engines", "3", "--kv-cache-memory-bytes", "32M"});
-  const auto asked = requests(48);
+  const auto asked = short_requests(48, kTokens);
   std::vector<Client> lone;
   lone.push_back(daemon.connect(0));
   const auto expected = generate_all(lone, asked);
@@ -81,7 +74,7 @@ TEST(Hive, OneClientsRequestsAreServedByAllEnginesWithTheSameTokens) {
 
 TEST(Hive, AStoppedEnginesTurnsAreTakenByOthers) {
   const Daemon daemon;
-  const auto asked = requests(16);
+  const auto asked = short_requests(16, kTokens);
   const auto expected = answers_of(daemon, asked);
   {
     const StoppedEngine stopped(daemon, 0);
@@ -91,7 +84,10 @@ TEST(Hive, AStoppedEnginesTurnsAreTakenByOthers) {
       EXPECT_EQ(ids(results[i]), ids(expected[i])) << i;
   }
   EXPECT_TRUE(eventually(
-      [&] { return requests_of_engines(answers_of(daemon, requests(8))).size() == 2; }, kHang))
+      [&] {
+        return requests_of_engines(answers_of(daemon, short_requests(8, kTokens))).size() == 2;
+      },
+      kHang))
       << "it does not take its turns again";
   EXPECT_EQ(daemon.status()["engines"][0]["restarts"], 0);
   EXPECT_TRUE(daemon.fsck_is_clean());
@@ -100,7 +96,7 @@ TEST(Hive, AStoppedEnginesTurnsAreTakenByOthers) {
 /// It runs one request and has others waiting when it is stopped.
 TEST(Hive, WhatWaitsAtAStoppedEngineIsServedByOthersAndNotTwice) {
   const Daemon daemon({"--engines", "2", "--kv-cache-memory-bytes", "32M", "--max-num-seqs", "1"});
-  const auto asked = requests(12, 200);
+  const auto asked = short_requests(12, 200);
   const auto expected = answers_of(daemon, asked);
   Client client = daemon.connect();
   std::vector<RequestId> numbers;
@@ -141,7 +137,7 @@ TEST(Hive, WhereOneEngineIsStoppedAndTheOtherFullRequestsWaitInItsQueue) {
     Client client = daemon.connect(0);
     std::set<RequestId> open;
     while (!is_over) {
-      while (open.size() < 6) open.insert(*client.submit(requests(1, 200).front()));
+      while (open.size() < 6) open.insert(*client.submit(short_requests(1, 200).front()));
       EXPECT_TRUE(client.wait());
       std::erase_if(open, [&](RequestId id) { return client.read(id)->reason != Finish::none; });
     }
@@ -151,7 +147,7 @@ TEST(Hive, WhereOneEngineIsStoppedAndTheOtherFullRequestsWaitInItsQueue) {
   {
     const StoppedEngine stopped(daemon, 1);
     for (int i = 0; i < 3; ++i) {
-      const RequestId number = *honest.submit(requests(1, 4).front());
+      const RequestId number = *honest.submit(short_requests(1, 4).front());
       Finish reason = Finish::none;
       EXPECT_TRUE(eventually(
           [&] {
@@ -168,7 +164,7 @@ TEST(Hive, WhereOneEngineIsStoppedAndTheOtherFullRequestsWaitInItsQueue) {
 
 TEST(Hive, AnEngineThatDiesUnderManyRequestsCostsNone) {
   const Daemon daemon;
-  const auto asked = requests(32, 120);
+  const auto asked = short_requests(32, 120);
   const auto expected = answers_of(daemon, asked);
   std::vector<Client> clients;
   clients.push_back(daemon.connect());
@@ -285,7 +281,7 @@ TEST(Hive, StreamsOutliveRandomDeathsAndTakeOversTokenForToken) {
   const char* const asked_for = std::getenv("KVHIVE_HIVE_SECONDS");
   const std::chrono::seconds duration(asked_for != nullptr ? std::atoi(asked_for) : 5);
   const Daemon daemon({"--engines", "4", "--kv-cache-memory-bytes", "64M"});
-  const auto asked = requests(kStreams, 64);
+  const auto asked = short_requests(kStreams, 64);
   std::vector<std::vector<TokenId>> right;
   for (const Progress& result : answers_of(daemon, asked)) right.push_back(ids(result));
 
@@ -347,7 +343,7 @@ TEST(Hive, AnEngineThatJoinsTakesItsTurns) {
       [&] {
         std::vector<Client> clients;
         clients.push_back(daemon.connect());
-        return requests_of_engines(generate_all(clients, requests(8, 4))).size() == 2;
+        return requests_of_engines(generate_all(clients, short_requests(8, 4))).size() == 2;
       },
       kHang));
   signal_process(guest, SIGKILL);
@@ -359,7 +355,7 @@ TEST(Hive, AClientThatWantsOneEngineHasItAlone) {
   const Daemon daemon;
   std::vector<Client> clients;
   clients.push_back(daemon.connect(1));
-  EXPECT_THAT(requests_of_engines(generate_all(clients, requests(8))),
+  EXPECT_THAT(requests_of_engines(generate_all(clients, short_requests(8, kTokens))),
               UnorderedElementsAre(Key(1u)));
   EXPECT_EQ(daemon.status()["clients"][0]["engines"], Json({1}));
 }

@@ -13,13 +13,13 @@ using ::testing::HasSubstr;
 
 constexpr const char* kLatentModel = "deepseek_v2_lite";
 
-void expect_same_tokens_everywhere(const std::string& rows) {
+void expect_same_tokens_of_rows(const std::string& rows) {
   testing::expect_same_tokens_everywhere(kLatentModel,
                                          {.small_pool = 24, .options = {"--kv-cache-dtype", rows}});
 }
 
-TEST(Latents, RowsOfBf16GiveTheSameTokensEverywhere) { expect_same_tokens_everywhere("auto"); }
-TEST(Latents, RowsOfFp8GiveTheSameTokensEverywhere) { expect_same_tokens_everywhere("fp8"); }
+TEST(Latents, RowsOfBf16GiveTheSameTokensEverywhere) { expect_same_tokens_of_rows("auto"); }
+TEST(Latents, RowsOfFp8GiveTheSameTokensEverywhere) { expect_same_tokens_of_rows("fp8"); }
 
 TEST(Latents, ADaemonOutlivesItsKeeperWithLatentRows) {
   const GoldenModel model(kLatentModel);

@@ -22,10 +22,6 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
-constexpr auto kHang = std::chrono::seconds(60);
-
-const std::vector<std::string> kSmall = {"--kv-cache-memory-bytes", "8M"};
-
 /// The step through a matrix of cases. All cases take minutes (`make siege`); a usual test run
 /// takes every `of_a_dose`-th one.
 int stride(int of_a_dose) { return std::getenv("KVHIVE_SIEGE") != nullptr ? 1 : of_a_dose; }
@@ -57,7 +53,7 @@ TEST(Limits, WithAnyDescriptorLimitAStartWorksOrSaysWhyNot) {
   // UBSan opens pipes of its own, two for each thread that it looks at an object in.
   for (int most = kUnderSanitizer ? 16 : 8; most <= 72; most += 2 * stride(8)) {
     SCOPED_TRACE(most);
-    const StartAttempt daemon(kSmall, limited(RLIMIT_NOFILE, static_cast<rlim_t>(most)));
+    const StartAttempt daemon(kSmallPool, limited(RLIMIT_NOFILE, static_cast<rlim_t>(most)));
     if (daemon.is_ready()) {
       expect_service(daemon);
       ++started;
@@ -103,7 +99,7 @@ TEST(Limits, AnAddressSpaceTooSmallForThePoolIsRefusedAtTheStart) {
 
 TEST(Limits, AFileSizeLimitBelowThePoolOrTheLedgerIsAnErrorNotASignal) {
   const auto start = [](rlim_t most) {
-    const StartAttempt daemon(kSmall, limited(RLIMIT_FSIZE, most));
+    const StartAttempt daemon(kSmallPool, limited(RLIMIT_FSIZE, most));
     EXPECT_FALSE(daemon.is_ready());
     return daemon.words();
   };
@@ -113,7 +109,7 @@ TEST(Limits, AFileSizeLimitBelowThePoolOrTheLedgerIsAnErrorNotASignal) {
 }
 
 TEST(Limits, AChannelAboveTheFileSizeLimitIsRefusedToItsClientOnly) {
-  const Daemon daemon(kSmall, limited(RLIMIT_FSIZE, 16 * kMiB));
+  const Daemon daemon(kSmallPool, limited(RLIMIT_FSIZE, 16 * kMiB));
   const auto refused = Client::connect(client_options(daemon.socket(), kAnyEngine, 32 * kMiB));
   ASSERT_FALSE(refused.has_value());
   EXPECT_THAT(refused.error().text, HasSubstr("32.00 MiB"));
@@ -121,7 +117,7 @@ TEST(Limits, AChannelAboveTheFileSizeLimitIsRefusedToItsClientOnly) {
 }
 
 TEST(Limits, NothingIsLockedInMemory) {
-  const StartAttempt daemon(kSmall, limited(RLIMIT_MEMLOCK, 0));
+  const StartAttempt daemon(kSmallPool, limited(RLIMIT_MEMLOCK, 0));
   EXPECT_TRUE(daemon.is_ready()) << daemon.words();
 }
 
@@ -177,7 +173,7 @@ TEST(Limits, AClientsLargeChannelDoesNotBringTheOomKiller) {
   if (kUnderSanitizer) GTEST_SKIP() << "a sanitizer's own memory is what would not fit";
   const auto group = MemoryCgroup::make(200 * kMiB);
   if (!group) GTEST_SKIP() << "NOT RUN: needs root, and cgroups with a memory controller";
-  const Daemon daemon(kSmall, [&] { group->enter(); });
+  const Daemon daemon(kSmallPool, [&] { group->enter(); });
   const auto refused = Client::connect(client_options(daemon.socket(), kAnyEngine, 512 * kMiB));
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, ErrorCode::out_of_memory);
@@ -271,7 +267,7 @@ class Squatter {
 };
 
 TEST(Limits, TheThirtySecondEngineIsRefusedAndAFreedSlotIsReused) {
-  const Daemon daemon(kSmall);
+  const Daemon daemon(kSmallPool);
   const PoolGeometry geometry = daemon.pool().geometry();
   const auto taken = [&] { return daemon.status()["slots"].size(); };
   std::vector<Squatter> squatters;
@@ -304,7 +300,7 @@ TEST(Limits, TheThirtySecondEngineIsRefusedAndAFreedSlotIsReused) {
 // -- descriptors of a daemon that runs ------------------------------------------------------------
 
 TEST(Limits, AKeeperOutOfDescriptorsRefusesClientsWithAReasonAndGoesOn) {
-  const Daemon daemon(kSmall);
+  const Daemon daemon(kSmallPool);
   Client early = daemon.connect(0);
   EXPECT_EQ(early.generate(small_request())->tokens.size(), 4u) << "it has all that it needs";
   rlimit before{};
@@ -330,7 +326,7 @@ TEST(Limits, AKeeperOutOfDescriptorsRefusesClientsWithAReasonAndGoesOn) {
 }
 
 TEST(Limits, ChannelsAboveADomainsQuotaAreRefusedUntilOneIsClosed) {
-  std::vector<std::string> flags = kSmall;
+  std::vector<std::string> flags = kSmallPool;
   flags.insert(flags.end(), {"--channel-bytes-per-domain", std::to_string(2 * kLeastChannelBytes)});
   const Daemon daemon(flags);
   const auto connect = [&] {
@@ -349,7 +345,7 @@ TEST(Limits, ChannelsAboveADomainsQuotaAreRefusedUntilOneIsClosed) {
 }
 
 TEST(Limits, ManyClientsLeaveEnoughDescriptorsToReplaceAnEngine) {
-  const Daemon daemon(kSmall, limited(RLIMIT_NOFILE, 128));
+  const Daemon daemon(kSmallPool, limited(RLIMIT_NOFILE, 128));
   const pid_t dead = daemon.status()["engines"][0]["pid"];
   std::vector<Client> clients;
   auto next = Client::connect(client_options(daemon.socket(), 0, kLeastChannelBytes));
@@ -372,7 +368,7 @@ TEST(Limits, ManyClientsLeaveEnoughDescriptorsToReplaceAnEngine) {
 }
 
 TEST(Limits, AClientOutOfDescriptorsIsToldSo) {
-  const Daemon daemon(kSmall);
+  const Daemon daemon(kSmallPool);
   for (rlim_t left = 0; left < 6; ++left) {
     ChildProcess client([&] {
       const UniqueFd lowest_free{dup(0)};

@@ -1,14 +1,10 @@
 // Whole daemons that measure how long blocks live (--kv-cache-metrics-sample).
 
 #include "tests/tools/engine_death.hpp"
+#include "tests/tools/requests.hpp"
 
 namespace kvhive::testing {
 namespace {
-
-/// Prompts of different numbers differ from the first token on. Each takes a quarter of the pool.
-GenerateRequest request_number(std::size_t i) {
-  return request_of(std::to_string(i) + ": " + passage((i * 41) % 300, 600), 8);
-}
 
 std::vector<std::string> flags(const std::string& sample) {
   return {"--engines",       "2",   "--num-gpu-blocks-override", "48",

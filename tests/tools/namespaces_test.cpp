@@ -14,7 +14,6 @@
 namespace kvhive::testing {
 namespace {
 
-constexpr auto kHang = std::chrono::seconds(60);
 constexpr long kDay = 86'400;
 
 #define SKIP_WITHOUT_NAMESPACES() \

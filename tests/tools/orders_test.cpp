@@ -15,6 +15,7 @@
 #include "tests/tools/daemon.hpp"
 #include "tests/tools/footprint.hpp"
 #include "tests/tools/other_programs.hpp"
+#include "tests/tools/requests.hpp"
 #include "tools/keeper/succession/ledger.hpp"
 
 namespace kvhive::testing {
@@ -25,15 +26,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-constexpr auto kHang = std::chrono::seconds(60);
-
-std::vector<GenerateRequest> requests(std::size_t count, std::uint32_t tokens) {
-  std::vector<GenerateRequest> all;
-  for (std::size_t i = 0; i < count; ++i)
-    all.push_back(request_of("In the year " + std::to_string(i) + " of the reign", tokens));
-  return all;
-}
-
 std::set<std::uint32_t> engines_of(const std::vector<Progress>& results) {
   std::set<std::uint32_t> engines;
   for (const Progress& result : results) engines.insert(result.engine.value());
@@ -43,7 +35,7 @@ std::set<std::uint32_t> engines_of(const std::vector<Progress>& results) {
 /// Streams that never end while an order is carried out, each compared with what it should be.
 class Streaming {
  public:
-  explicit Streaming(const Daemon& daemon) : asked_(requests(12, 80)) {
+  explicit Streaming(const Daemon& daemon) : asked_(short_requests(12, 80)) {
     clients_.push_back(daemon.connect());
     for (const Progress& result : generate_all(clients_, asked_)) right_.push_back(ids(result));
     thread_ = std::thread([this] {
@@ -93,7 +85,7 @@ TEST(Orders, ADrainedEngineEndsWhatItHasAndTakesNoMore) {
   EXPECT_EQ(daemon.engine(0)["running"], 0);
   std::vector<Client> clients;
   clients.push_back(daemon.connect());
-  EXPECT_EQ(engines_of(generate_all(clients, requests(12, 20))), std::set{1u});
+  EXPECT_EQ(engines_of(generate_all(clients, short_requests(12, 20))), std::set{1u});
   // An engine that dies drained comes again drained.
   const pid_t before = own_engine(daemon, 0)["pid"];
   signal_process(before, SIGKILL);
@@ -106,7 +98,8 @@ TEST(Orders, ADrainedEngineEndsWhatItHasAndTakesNoMore) {
   EXPECT_EQ(daemon.cli({"engine", "restart", "0"}).exit_code, 0);
   EXPECT_EQ(own_engine(daemon, 0)["state"], "serving");
   EXPECT_TRUE(eventually(
-      [&] { return engines_of(generate_all(clients, requests(12, 20))).size() == 2; }, kHang));
+      [&] { return engines_of(generate_all(clients, short_requests(12, 20))).size() == 2; },
+      kHang));
 }
 
 TEST(Orders, EnginesAreRestartedOneByOneUnderLoad) {
@@ -134,10 +127,11 @@ TEST(Orders, EnginesAreAddedAndRemovedUnderLoad) {
   std::vector<Client> clients;
   clients.push_back(daemon.connect());
   EXPECT_TRUE(eventually(
-      [&] { return engines_of(generate_all(clients, requests(12, 20))).size() == 2; }, kHang));
+      [&] { return engines_of(generate_all(clients, short_requests(12, 20))).size() == 2; },
+      kHang));
   EXPECT_EQ(daemon.cli({"engine", "remove", "0"}).exit_code, 0);
   EXPECT_TRUE(own_engine(daemon, 0).is_null());
-  EXPECT_EQ(engines_of(generate_all(clients, requests(12, 20))), std::set{1u});
+  EXPECT_EQ(engines_of(generate_all(clients, short_requests(12, 20))), std::set{1u});
   const auto last = daemon.cli({"engine", "remove", "1"});
   EXPECT_EQ(last.exit_code, 1);
   EXPECT_THAT(last.err, HasSubstr("engine 1 is the last"));

@@ -35,7 +35,7 @@ std::string status_of(pid_t pid, const std::string& name) {
 }
 
 /// Keeper, steward and engines.
-std::vector<pid_t> processes_of(const std::string& socket) {
+std::vector<pid_t> processes_that_serve(const std::string& socket) {
   const Json procs =
       run("kvhive", {"pool", "procs", "--format", "json", "--socket", socket}).json();
   std::vector<pid_t> pids = {procs["keeper"]["pid"], procs["steward"]["pid"]};
@@ -66,7 +66,7 @@ class AsNobody : public ::testing::Test {
 
 TEST(Privilege, NoProcessHasACapabilityOrCanGetOne) {
   const Daemon daemon;
-  for (const pid_t pid : processes_of(daemon.socket())) {
+  for (const pid_t pid : processes_that_serve(daemon.socket())) {
     SCOPED_TRACE(status_of(pid, "Name"));
     for (const char* set : {"CapInh", "CapPrm", "CapEff", "CapAmb"})
       EXPECT_EQ(std::stoull(status_of(pid, set), nullptr, 16), 0u) << set;
@@ -81,10 +81,10 @@ TEST(Privilege, EveryProcessHasAFilterOfSystemCallsUnlessTheOperatorTurnsItOff) 
   if (kUnderSanitizer) GTEST_SKIP() << "NOT RUN: sanitizers make calls of their own";
   const std::string kFiltered = "2", kFree = "0";
   const Daemon filtered;
-  for (const pid_t pid : processes_of(filtered.socket()))
+  for (const pid_t pid : processes_that_serve(filtered.socket()))
     EXPECT_EQ(status_of(pid, "Seccomp"), kFiltered) << status_of(pid, "Name");
   const Daemon free({"--kv-cache-memory-bytes", "8M", "--system-call-filter", "off"});
-  for (const pid_t pid : processes_of(free.socket()))
+  for (const pid_t pid : processes_that_serve(free.socket()))
     EXPECT_EQ(status_of(pid, "Seccomp"), kFree) << status_of(pid, "Name");
 }
 
@@ -93,7 +93,7 @@ TEST_F(AsNobody, ADaemonThatRootStartsServesAsThatUserAndRootCanInspectIt) {
     const StartAttempt daemon({"--kv-cache-memory-bytes", "8M", "--socket", socket(), "--user",
                                "nobody", "--socket-access", "everybody"});
     ASSERT_TRUE(daemon.is_ready()) << daemon.words();
-    for (const pid_t pid : processes_of(socket())) {
+    for (const pid_t pid : processes_that_serve(socket())) {
       const std::string id = std::to_string(uid_);
       EXPECT_EQ(status_of(pid, "Uid"), id + "\t" + id + "\t" + id + "\t" + id);
     }
@@ -210,7 +210,7 @@ TEST(EngineThatCannotServe, SaysWhyWhenItHasJoinedAlready) {
 TEST(LockedMetadata, IsLockedByEngineAndSteward) {
   if (kUnderSanitizer) GTEST_SKIP() << "NOT RUN: sanitizers leave mlock() out";
   const Daemon daemon({"--kv-cache-memory-bytes", "8M", "--lock-metadata", "true"});
-  const std::vector<pid_t> pids = processes_of(daemon.socket());
+  const std::vector<pid_t> pids = processes_that_serve(daemon.socket());
   const auto locked_kib = [](pid_t pid) { return std::stoul(status_of(pid, "VmLck")); };
   EXPECT_EQ(locked_kib(pids[0]), 0u) << "the keeper maps nothing";
   for (const pid_t pid : {pids[1], pids[2]}) EXPECT_GT(locked_kib(pid), 64u);

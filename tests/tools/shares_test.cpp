@@ -7,14 +7,13 @@
 #include "base/check.hpp"
 #include "tests/support/playing_user.hpp"
 #include "tests/tools/daemon.hpp"
+#include "tests/tools/requests.hpp"
 #include "tests/tools/start_attempt.hpp"
 
 namespace kvhive::testing {
 namespace {
 
 using ::testing::HasSubstr;
-
-constexpr auto kHang = std::chrono::seconds(60);
 
 /// One client with requests under way.
 class Load {
@@ -142,11 +141,6 @@ TEST_F(Shares, OneDomainsQueueIsFullAndTheOthersIsNot) {
 
 // -- blocks
 
-/// Prompts of different numbers differ from the first token on.
-GenerateRequest long_request(std::size_t number) {
-  return request_of(std::to_string(number) + ": " + passage((number * 41) % 300, 600), 4);
-}
-
 class BlockShares : public Shares {
  protected:
   /// `blocks` device blocks of 16 tokens, the null block not counted.
@@ -170,14 +164,14 @@ class BlockShares : public Shares {
     std::size_t next = 100;
     for (int round = 0; round < 12; ++round) {
       for (const std::size_t number : {0, 1}) {
-        const Progress done = *alice.generate(long_request(number));
+        const Progress done = *alice.generate(request_number(number, 4));
         EXPECT_EQ(done.reason, Finish::length) << done.error.text;
         if (round == 0) continue;
         cached += done.cached_tokens;
         tokens += done.prompt_tokens;
       }
       for (int i = 0; i < flood; ++i)
-        EXPECT_EQ(bob.generate(long_request(next++))->reason, Finish::length);
+        EXPECT_EQ(bob.generate(request_number(next++, 4))->reason, Finish::length);
     }
     return 100.0 * static_cast<double>(cached) / static_cast<double>(tokens);
   }
@@ -207,12 +201,12 @@ TEST_F(BlockShares, ADomainHasNoMoreThanItsMaximumAndOthersTheRest) {
   KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   start_with(100, "uid-60001=max-blocks:40%", "1");  // several engines may be one request ahead
   Client bob = client_of(kBob);
-  for (const std::size_t number : {1, 2}) (void)bob.generate(long_request(number));
+  for (const std::size_t number : {1, 2}) (void)bob.generate(request_number(number, 4));
   const std::uint64_t bobs = blocks_of("uid-60002")["device_resident"];
   std::vector<Client> clients;
   clients.push_back(client_of(kAlice));
   std::vector<GenerateRequest> requests;
-  for (std::size_t i = 0; i < 40; ++i) requests.push_back(long_request(100 + i));
+  for (std::size_t i = 0; i < 40; ++i) requests.push_back(request_number(100 + i, 4));
   for (const Progress& done : generate_all(clients, requests))
     EXPECT_EQ(done.reason, Finish::length) << done.error.text << ": preempted, but served";
   const Json alices = blocks_of("uid-60001");

@@ -22,10 +22,6 @@ namespace kvhive::testing {
 namespace {
 
 /// \param keeper  0 = there is none
-bool has_a_child(pid_t keeper) { return keeper != 0 && !children_of(keeper).empty(); }
-
-constexpr auto kHang = std::chrono::seconds(60);
-
 /// Returns `siege` under `make siege`, and `dose` in a usual test run.
 int how_many(int siege, int dose) { return std::getenv("KVHIVE_SIEGE") != nullptr ? siege : dose; }
 
@@ -33,11 +29,6 @@ int how_many(int siege, int dose) { return std::getenv("KVHIVE_SIEGE") != nullpt
 void dawdle(std::mt19937_64& random, std::uint64_t most) {
   for (std::uint64_t looks = random() % (most + 1); looks > 0; --looks)
     (void)std::chrono::steady_clock::now();
-}
-
-bool nothing_is_held(const Daemon& daemon) {
-  const Json device = daemon.stat()["tiers"]["device"];
-  return device["held"] == 0 && device["filling"] == 0;
 }
 
 /// Whether keeper and engine 0 have released all clients and their channels.
@@ -162,7 +153,7 @@ TEST(Siege, KilledClientsLeaveNothing) {
   }
   clients.clear();
   EXPECT_TRUE(eventually(settled, kHang));
-  EXPECT_TRUE(eventually([&] { return nothing_is_held(daemon); }, kHang));
+  EXPECT_TRUE(eventually([&] { return daemon.nothing_is_held(); }, kHang));
   const Footprint after = Footprint::once_like(before, daemon);
   before.print("before");
   after.print("after ");
@@ -217,7 +208,7 @@ class StewardUnderFire {
   }
   void expect_unharmed() const {
     serve();
-    EXPECT_TRUE(eventually([&] { return nothing_is_held(daemon_); }, kHang));
+    EXPECT_TRUE(eventually([&] { return daemon_.nothing_is_held(); }, kHang));
     EXPECT_TRUE(daemon_.fsck_is_clean());
     EXPECT_TRUE(eventually([this] { return has_no_clients(daemon_); }, kHang));
     const Footprint after = Footprint::once_like(before_, daemon_);

@@ -11,9 +11,8 @@
 namespace kvhive::testing {
 namespace {
 
-constexpr auto kHang = std::chrono::seconds(60);
 constexpr std::size_t kClients = 8;
-const std::string kPrompt = "And it came to pass";
+const std::string kStalledPrompt = "And it came to pass";
 
 /// Tokens each client has read.
 using Counters = std::array<std::atomic<std::uint64_t>, kClients>;
@@ -26,7 +25,7 @@ TEST(StalledClients, AStoppedClientDoesNotStopTheOtherSeven) {
     clients.emplace_back([&daemon, &read, i] {
       Client client = daemon.connect(0, kLeastChannelBytes);
       while (client
-                 .generate(request_of(kPrompt, 200),
+                 .generate(request_of(kStalledPrompt, 200),
                            [&](const Progress& news) { (*read)[i] += news.tokens.size(); })
                  .has_value()) {
       }
@@ -66,7 +65,7 @@ TEST(StalledClients, AClientKilledWithAllSlotsUnreadLeavesNothing) {
   const SharedValue<std::atomic<std::uint32_t>> submitted;
   ChildProcess client([&] {
     Client silent = daemon.connect(0);
-    while (silent.submit(request_of(kPrompt, 4)).has_value()) ++*submitted;
+    while (silent.submit(request_of(kStalledPrompt, 4)).has_value()) ++*submitted;
     pause();  // never reads: every log is full, every slot finished
   });
   const auto all_are_answered = [&] {
@@ -75,7 +74,7 @@ TEST(StalledClients, AClientKilledWithAllSlotsUnreadLeavesNothing) {
            engine["allocated_blocks"] == kChannelSlots;  // each request needs one block
   };
   EXPECT_TRUE(eventually(all_are_answered, kHang)) << daemon.engine(0);
-  EXPECT_EQ(daemon.connect(0).generate(request_of(kPrompt, 32))->tokens.size(), 32u);
+  EXPECT_EQ(daemon.connect(0).generate(request_of(kStalledPrompt, 32))->tokens.size(), 32u);
   EXPECT_TRUE(client.kill_and_wait());
   EXPECT_TRUE(eventually(
       [&] {
@@ -84,7 +83,7 @@ TEST(StalledClients, AClientKilledWithAllSlotsUnreadLeavesNothing) {
                !has_memory_object(daemon.pid(), "requests");
       },
       kHang));
-  EXPECT_EQ(daemon.connect(0).generate(request_of(kPrompt, 32))->tokens.size(), 32u);
+  EXPECT_EQ(daemon.connect(0).generate(request_of(kStalledPrompt, 32))->tokens.size(), 32u);
   EXPECT_EQ(daemon.status()["engines"][0]["restarts"], 0);
   EXPECT_TRUE(daemon.fsck_is_clean());
 }

@@ -26,7 +26,7 @@
 namespace kvhive::testing {
 namespace {
 
-const std::string kPrompt = "In the beginning";
+const std::string kStrangersPrompt = "In the beginning";
 
 class Strangers : public ::testing::Test {
  protected:
@@ -43,11 +43,11 @@ class Strangers : public ::testing::Test {
     return connect_to_daemon(daemon_->socket());
   }
   void expect_service() const {
-    EXPECT_EQ(daemon_->connect().generate(request_of(kPrompt, 4))->tokens.size(), 4u);
+    EXPECT_EQ(daemon_->connect().generate(request_of(kStrangersPrompt, 4))->tokens.size(), 4u);
     const PlayingUser playing(kBob);
     auto client = Client::connect(client_options(daemon_->socket()));
     ASSERT_TRUE(client.has_value()) << client.error().text;
-    EXPECT_EQ(client->generate(request_of(kPrompt, 4))->tokens.size(), 4u);
+    EXPECT_EQ(client->generate(request_of(kStrangersPrompt, 4))->tokens.size(), 4u);
   }
   void expect_nothing_happened() const {
     EXPECT_EQ(daemon_->status()["engines"][0]["restarts"], 0);

@@ -16,38 +16,12 @@
 #include "tests/support/temp_directory.hpp"
 #include "tests/tools/daemon.hpp"
 #include "tests/tools/footprint.hpp"
+#include "tests/tools/requests.hpp"
 
 namespace kvhive::testing {
 namespace {
 
 using ::testing::HasSubstr;
-
-constexpr std::chrono::seconds kHang{60};
-
-GenerateRequest long_request(std::uint32_t max_tokens = 1500) {
-  return request_of("And it came to pass in those days, that there went out a decree", max_tokens);
-}
-
-/// Reads `tokens` tokens more of the request, or to its end; nothing if its end has been read.
-void read_on(Client& client, RequestId number, Progress& whole, std::size_t tokens) {
-  const std::size_t goal = whole.tokens.size() + tokens;
-  while (whole.tokens.size() < goal && whole.reason == Finish::none) {
-    const auto woken = client.wait();
-    EXPECT_TRUE(woken.has_value()) << woken.error().text;
-    if (!woken) break;
-    const Progress news = *client.read(number);
-    whole.tokens.insert(whole.tokens.end(), news.tokens.begin(), news.tokens.end());
-    whole.reason = news.reason;
-    whole.error = news.error;
-  }
-}
-
-/// The same of a request of which nothing has been read.
-Progress read_until(Client& client, RequestId number, std::size_t tokens) {
-  Progress whole;
-  read_on(client, number, whole, tokens);
-  return whole;
-}
 
 std::size_t published_blocks(const Daemon& daemon) {
   const Json device = daemon.stat()["tiers"]["device"];

@@ -18,8 +18,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr auto kHang = std::chrono::seconds(60);
-
 Expected<Packet> order_take_over(const Daemon& daemon, const std::string& program) {
   const UniqueFd asker = std::move(*connect_to_daemon(daemon.socket()));
   EXPECT_TRUE(say_hello(asker.get(), InspectorHello{layout_hash({}), 0}));

@@ -15,23 +15,23 @@ using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
 /// The answers outlast a window of 64 tokens.
-std::vector<GenerateRequest> requests() { return overlapping_requests(24, 40, 20); }
+std::vector<GenerateRequest> window_requests() { return overlapping_requests(24, 40, 20); }
 
-Tokens one_by_one(const std::string& model) {
+Tokens unshared_tokens(const std::string& model) {
   const Daemon daemon(
       {"--model", model, "--kv-cache-memory-bytes", "32M", "--enable-prefix-caching", "false"});
-  return tokens_one_by_one(daemon, requests());
+  return tokens_one_by_one(daemon, window_requests());
 }
 
-Tokens at_once(const Daemon& daemon) { return tokens_at_once(daemon, requests()); }
+Tokens windows_at_once(const Daemon& daemon) { return tokens_at_once(daemon, window_requests()); }
 
-void expect_same_tokens_everywhere(const std::string& model) {
-  const Tokens expected = one_by_one(model);
+void expect_same_window_tokens(const std::string& model) {
+  const Tokens expected = unshared_tokens(model);
   {
     SCOPED_TRACE("two engines, everything cached the second time");
     const Daemon daemon({"--model", model, "--engines", "2", "--kv-cache-memory-bytes", "32M"});
-    EXPECT_EQ(at_once(daemon), expected);
-    EXPECT_EQ(at_once(daemon), expected);
+    EXPECT_EQ(windows_at_once(daemon), expected);
+    EXPECT_EQ(windows_at_once(daemon), expected);
     EXPECT_GT(daemon.stat()["hit_blocks"].get<int>(), 24 * 5);
     EXPECT_TRUE(daemon.fsck_is_clean());
   }
@@ -40,24 +40,24 @@ void expect_same_tokens_everywhere(const std::string& model) {
     const Daemon daemon({"--model", model, "--engines", "2", "--num-gpu-blocks-override", "90",
                          "--swap-space", "8M", "--preemption-mode", mode, "--max-model-len", "512",
                          "--max-num-batched-tokens", "64", "--max-num-seqs", "12"});
-    EXPECT_EQ(at_once(daemon), expected);
-    EXPECT_EQ(at_once(daemon), expected);
+    EXPECT_EQ(windows_at_once(daemon), expected);
+    EXPECT_EQ(windows_at_once(daemon), expected);
     EXPECT_GT(daemon.preemptions(), 0u);
     EXPECT_TRUE(daemon.fsck_is_clean());
   }
   {
     SCOPED_TRACE("an engine is killed");
     const Daemon daemon({"--model", model, "--engines", "2", "--kv-cache-memory-bytes", "32M"});
-    EXPECT_EQ(tokens_beside_a_death(daemon, requests()), expected);
+    EXPECT_EQ(tokens_beside_a_death(daemon, window_requests()), expected);
   }
 }
 
 TEST(Windows, OneWindowForAllLayersGivesTheSameTokensEverywhere) {
-  expect_same_tokens_everywhere(WindowedModel::mistral(64).path());
+  expect_same_window_tokens(WindowedModel::mistral(64).path());
 }
 
 TEST(Windows, FullAndSlidingLayersGiveTheSameTokensEverywhere) {
-  expect_same_tokens_everywhere(WindowedModel::qwen(64, 1).path());
+  expect_same_window_tokens(WindowedModel::qwen(64, 1).path());
 }
 
 /// 2,000 tokens are 125 blocks; 40 are enough for a window of 64 and steps of 128.
@@ -74,13 +74,13 @@ TEST(Windows, ARequestMayBeMuchLongerThanThePool) {
 
 TEST(Windows, TheTokensAreTheSameHoweverManyBlocksAreKept) {
   const WindowedModel model = WindowedModel::qwen(64, 1);
-  const Tokens expected = one_by_one(model.path());
+  const Tokens expected = unshared_tokens(model.path());
   for (const char* interval : {"0", "64", "dense"}) {
     SCOPED_TRACE(interval);
     const Daemon daemon({"--model", model.path(), "--engines", "2", "--kv-cache-memory-bytes",
                          "32M", "--prefix-cache-retention-interval", interval});
-    EXPECT_EQ(at_once(daemon), expected);
-    EXPECT_EQ(at_once(daemon), expected);
+    EXPECT_EQ(windows_at_once(daemon), expected);
+    EXPECT_EQ(windows_at_once(daemon), expected);
     EXPECT_TRUE(daemon.fsck_is_clean());
   }
 }

@@ -21,8 +21,8 @@ namespace {
 using Clock = HiveWatch::Clock;
 
 /// Between two questions to the keeper, and for how long the name of a new domain is waited for.
-constexpr std::chrono::milliseconds kStatusPause{200};
-constexpr std::chrono::milliseconds kNamesLimit = 3 * kStatusPause;
+constexpr std::chrono::milliseconds kEventsPause{200};
+constexpr std::chrono::milliseconds kEventsNamesLimit = 3 * kEventsPause;
 
 struct EventsFlags {
   CommonFlags common;
@@ -70,7 +70,7 @@ class PublishedPool {
     must_clear_ = false;
     if (!writer_) write_for(*news.hive);
     const ContentChange change = content_ ? content_->read() : ContentChange{};
-    names_ = watch_.names_with(change.newest_domain(), news, kNamesLimit);
+    names_ = watch_.names_with(change.newest_domain(), news, kEventsNamesLimit);
     return writer_->batches(change, names_, unix_seconds(), clears);
   }
 
@@ -108,9 +108,9 @@ Expected<void> publish_events(const EventsFlags& flags) {
   const auto end = signals_as_descriptor({SIGINT, SIGTERM, SIGHUP});
   if (!end) return forward_error(end);
   const auto watch =
-      HiveWatch::start(flags.common.socket_path(), kStatusPause, Privilege::tokens_too);
+      HiveWatch::start(flags.common.socket_path(), kEventsPause, Privilege::tokens_too);
   if (!watch) return forward_error(watch);
-  (*watch)->wait_for_first_answer(kStatusPause);
+  (*watch)->wait_for_first_answer(kEventsPause);
 
   PublishedPool pool(**watch, flags.format, flags.model);
   if (auto known = pool.check_model(); !known) return known;

@@ -60,11 +60,11 @@ void PromptFlags::add_to(CLI::App& app, const std::string& text_option) {
                        ->default_str("");
 }
 
-Expected<Prompt> PromptFlags::read() const {
+Expected<GivenPrompt> PromptFlags::read() const {
   const bool has_tokens = tokens_option_->count() > 0;
   if (!file_.empty() + has_tokens + !text_.empty() > 1)
     return failure(Errc::bad_argument, "give one of --prompt, --prompt-file and --prompt-tokens");
-  Prompt prompt{text_, {}};
+  GivenPrompt prompt{text_, {}};
   if (has_tokens) {
     auto tokens = parse_token_ids("--prompt-tokens", tokens_);
     if (!tokens) return forward_error(tokens);

@@ -10,7 +10,7 @@
 
 namespace kvhive {
 
-struct Prompt {
+struct GivenPrompt {
   std::string text;             ///< empty if the prompt is given as token ids
   std::vector<TokenId> tokens;  ///< empty if the prompt is given as text
 };
@@ -25,7 +25,7 @@ class PromptFlags {
   void add_to(CLI::App& app, const std::string& text_option);
 
   /// Errors: none or several of them are given, the text is empty, the file cannot be read.
-  [[nodiscard]] Expected<Prompt> read() const;
+  [[nodiscard]] Expected<GivenPrompt> read() const;
 
  private:
   std::string text_, file_, tokens_;

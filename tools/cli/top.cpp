@@ -167,17 +167,17 @@ class LiveTop {
   _exit(128 + number);
 }
 
-constexpr std::chrono::milliseconds kStatusPause{500};
+constexpr std::chrono::milliseconds kTopPause{500};
 
 Expected<int> live(const TopFlags& flags) {
   auto signals =  // no handler draws
       signals_as_descriptor({SIGWINCH, SIGTSTP, SIGCONT, SIGINT, SIGTERM, SIGHUP, SIGQUIT});
   if (!signals) return forward_error(signals);
-  auto watch = HiveWatch::start(flags.common.socket_path(), kStatusPause);
+  auto watch = HiveWatch::start(flags.common.socket_path(), kTopPause);
   if (!watch) return forward_error(watch);
   auto loop = EventLoop::create(EventLoop::Escape::leaves_run);
   if (!loop) return forward_error(loop);
-  (*watch)->wait_for_first_answer(kStatusPause);
+  (*watch)->wait_for_first_answer(kTopPause);
   auto terminal = Terminal::take();
   if (!terminal) return forward_error(terminal);
   int ended_by = 0;
@@ -191,9 +191,9 @@ Expected<int> live(const TopFlags& flags) {
 
 /// Frames one below the other, for pipes, files and terminals that cannot move their cursor.
 Expected<int> plain(const TopFlags& flags) {
-  const auto watch = HiveWatch::start(flags.common.socket_path(), kStatusPause);
+  const auto watch = HiveWatch::start(flags.common.socket_path(), kTopPause);
   if (!watch) return forward_error(watch);
-  (*watch)->wait_for_first_answer(2 * kStatusPause);
+  (*watch)->wait_for_first_answer(2 * kTopPause);
   const OutputStyle style = style_of_environment(isatty(STDOUT_FILENO) != 0);
   TopSettings settings;
   settings.by = flags.by;

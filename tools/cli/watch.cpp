@@ -21,11 +21,11 @@
 namespace kvhive {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 /// Between two questions to the keeper, and for how long the name of a new domain is waited for.
-constexpr std::chrono::milliseconds kStatusPause{250};
-constexpr std::chrono::milliseconds kNamesLimit = 3 * kStatusPause;
+constexpr std::chrono::milliseconds kWatchPause{250};
+constexpr std::chrono::milliseconds kWatchNamesLimit = 3 * kWatchPause;
 
 struct WatchFlags {
   CommonFlags common;
@@ -50,25 +50,26 @@ std::string written(Hash128 name) { return fmt::format("{:016x}{:016x}", name.hi
 /// Contents that came and went since the last look.
 class BlockNews {
  public:
-  std::vector<Json> since_last(const HiveWatch& watch, const HiveWatch::News& news) {
-    std::vector<Json> all;
+  std::vector<OrderedJson> since_last(const HiveWatch& watch, const HiveWatch::News& news) {
+    std::vector<OrderedJson> all;
     if (news.keeper == HiveWatch::News::Keeper::ended) return all;
     if (!content_ || (hive_ != news.hive && !is_same_pool(*hive_, *news.hive))) {
       hive_ = news.hive;
       content_.emplace(hive_->memory());
     }
     const ContentChange change = content_->read();
-    const PoolNames names = watch.names_with(change.newest_domain(), news, kNamesLimit);
+    const PoolNames names = watch.names_with(change.newest_domain(), news, kWatchNamesLimit);
     for (const StoredContent& block : change.stored) {
       const auto adapter = names.adapter(block.start);
-      all.push_back({{"event", "block_stored"},
-                     {"block", written(block.name)},
-                     {"parent", block.parent ? Json(written(*block.parent)) : Json(nullptr)},
-                     {"tier", to_string(block.tier)},
-                     {"depth", block.depth},
-                     {"domain", names.domain(block.domain)},
-                     {"adapter", adapter ? Json(*adapter) : Json(nullptr)},
-                     {"tokens", block.tokens}});
+      all.push_back(
+          {{"event", "block_stored"},
+           {"block", written(block.name)},
+           {"parent", block.parent ? OrderedJson(written(*block.parent)) : OrderedJson(nullptr)},
+           {"tier", to_string(block.tier)},
+           {"depth", block.depth},
+           {"domain", names.domain(block.domain)},
+           {"adapter", adapter ? OrderedJson(*adapter) : OrderedJson(nullptr)},
+           {"tokens", block.tokens}});
     }
     for (const RemovedContent& block : change.removed)
       all.push_back({{"event", "block_removed"},
@@ -84,25 +85,25 @@ class BlockNews {
 
 Expected<int> watch_hive(const WatchFlags& flags) {
   const auto watch =
-      HiveWatch::start(flags.common.socket_path(), kStatusPause,
+      HiveWatch::start(flags.common.socket_path(), kWatchPause,
                        flags.has_blocks ? Privilege::tokens_too : Privilege::metadata_only);
   if (!watch) return forward_error(watch);
-  (*watch)->wait_for_first_answer(2 * kStatusPause);
+  (*watch)->wait_for_first_answer(2 * kWatchPause);
   HiveNews hive_news;
   BlockNews block_news;
   for (std::uint64_t look = 0; flags.count == 0 || look < flags.count; ++look) {
     if (look != 0) std::this_thread::sleep_for(std::chrono::duration<double>(flags.interval));
     const HiveWatch::News news = (*watch)->news();
-    std::vector<Json> events = hive_news.since_last(snapshot_of(news));
+    std::vector<OrderedJson> events = hive_news.since_last(snapshot_of(news));
     if (flags.has_blocks) {
-      std::vector<Json> blocks = block_news.since_last(**watch, news);
+      std::vector<OrderedJson> blocks = block_news.since_last(**watch, news);
       events.insert(events.end(), blocks.begin(), blocks.end());
     }
     const std::string time = now_written();
-    for (const Json& event : events) {
-      Json line = {{"time", time}};
+    for (const OrderedJson& event : events) {
+      OrderedJson line = {{"time", time}};
       line.update(event);
-      std::printf("%s\n", line.dump(-1, ' ', false, Json::error_handler_t::replace).c_str());
+      std::printf("%s\n", line.dump(-1, ' ', false, OrderedJson::error_handler_t::replace).c_str());
     }
     if (auto done = flush_output(); !done) {
       if (done.error().code == Errc::peer_died) return kExitPipeClosed;

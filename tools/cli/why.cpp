@@ -303,7 +303,7 @@ Expected<ModelId> choose_model(const Json& models, const std::string& wanted) {
 }
 
 /// Tokenises as an engine does, with its model.
-Expected<std::vector<TokenId>> tokens_of(const Prompt& prompt, const Json& model) {
+Expected<std::vector<TokenId>> tokens_of(const GivenPrompt& prompt, const Json& model) {
   if (prompt.text.empty()) return prompt.tokens;
   auto tokenizer = load_tokenizer(model["directory"].get<std::string>());
   if (!tokenizer) return forward_error(tokenizer);

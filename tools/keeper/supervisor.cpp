@@ -73,7 +73,7 @@ void carry_over_orders(Child& child) {
 
 /// A killed process can stay for seconds, if the kernel keeps it waiting (for a disk, a driver, a
 /// page that a client had moved).
-constexpr std::chrono::milliseconds kPatienceWithKilled{500};
+constexpr std::chrono::milliseconds kPatienceWithKilledChildren{500};
 
 }  // namespace
 
@@ -209,7 +209,7 @@ void Supervisor::stop_all() {
   const std::vector<Child*> children = all();
   for (Child* child : children)
     if (child->is_running()) kill_by_pidfd(child->pidfd);
-  const auto end = std::chrono::steady_clock::now() + kPatienceWithKilled;
+  const auto end = std::chrono::steady_clock::now() + kPatienceWithKilledChildren;
   for (Child* child : children) {
     if (!child->is_running()) continue;
     const auto left =

@@ -21,7 +21,7 @@
 namespace kvhive {
 namespace {
 
-ServiceNumbers numbers_of(const Connections& connections, const HostedModels& models,
+ServiceNumbers numbers_of(const HttpConnections& connections, const ModelServices& models,
                           const Service& service) {
   ServiceNumbers numbers;
   numbers.http = connections.counts.all();
@@ -102,10 +102,10 @@ Expected<std::vector<ModelOptions>> each_model(const ServeOptions& options) {
 }
 
 /// What the daemon serves at the start.
-Expected<std::vector<HostedModels::First>> first_models(const ServeOptions& options) {
+Expected<std::vector<ModelServices::First>> first_models(const ServeOptions& options) {
   const auto each = each_model(options);
   if (!each) return forward_error(each);
-  std::vector<HostedModels::First> models;
+  std::vector<ModelServices::First> models;
   for (const ModelOptions& one : *each) {
     const ModelSource source(one);
     auto told = source.asks_daemon() ? source.ask() : DaemonModel{};
@@ -195,7 +195,7 @@ Expected<void> serve(const ServeOptions& options,
   const std::uint64_t descriptors = take_process_limits().descriptors;
   const std::vector<std::string> domains = options.service.api_keys.domains();
   const std::uint64_t ours =
-      32 + 8 * HostedModels::most_channels(options.hive, first->size(), domains.size());
+      32 + 8 * ModelServices::most_channels(options.hive, first->size(), domains.size());
   if (descriptors < ours + 16)
     return failure(Errc::os_error, "this process may open only " + std::to_string(descriptors) +
                                        " files; raise the limit (ulimit -n) to at least " +
@@ -203,7 +203,7 @@ Expected<void> serve(const ServeOptions& options,
   auto signalled = signals_as_descriptor({SIGINT, SIGTERM, SIGHUP});
   if (!signalled) return forward_error(signalled);
   boost::asio::io_context loop(1);
-  HostedModels models(loop, std::move(*first), options.hive, domains);
+  ModelServices models(loop, std::move(*first), options.hive, domains);
   const std::vector<std::string> names = models.names();
   const HttpServer* listener = nullptr;
   const Service* asked = nullptr;
@@ -217,7 +217,7 @@ Expected<void> serve(const ServeOptions& options,
     metrics.set_model(models.names().front());
     page.set_models(models.names());
   };
-  Connections connections;
+  HttpConnections connections;
   connections.limits = options.http;
   connections.limits.connections =
       std::min<std::uint64_t>(options.http.connections, descriptors - ours);

@@ -21,7 +21,7 @@ namespace kvhive {
 namespace {
 
 namespace asio = boost::asio;
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 /// The longest text of which tokens are told: more than any prompt of the model has. It takes as
 /// long as others of long prompts should wait, a few tenths of a second.
@@ -29,8 +29,11 @@ std::size_t most_text_bytes(const ServedModel& model) {
   return std::max<std::size_t>(std::size_t{1} << 20, std::size_t{16} * model.max_model_len);
 }
 
-HttpAnswer json_answer(const Json& body) {
-  return {200, body.dump(-1, ' ', false, Json::error_handler_t::replace), "application/json", {}};
+HttpAnswer json_answer(const OrderedJson& body) {
+  return {200,
+          body.dump(-1, ' ', false, OrderedJson::error_handler_t::replace),
+          "application/json",
+          {}};
 }
 
 /// Of the caller's own id, else of 128 random bits: nobody guesses
@@ -45,12 +48,12 @@ HttpAnswer tokenized(const ServedModel& model, const std::string& text, AddSpeci
                      bool with_texts) {
   const auto tokens = model.tokenizer.encode(text, add_special);
   if (!tokens) return to_answer({400, "prompt: " + tokens.error().text, "prompt"});
-  Json answer = {{"count", tokens->size()},
-                 {"max_model_len", model.max_model_len},
-                 {"tokens", *tokens},
-                 {"token_strs", nullptr}};
+  OrderedJson answer = {{"count", tokens->size()},
+                        {"max_model_len", model.max_model_len},
+                        {"tokens", *tokens},
+                        {"token_strs", nullptr}};
   if (with_texts) {
-    answer["token_strs"] = Json::array();
+    answer["token_strs"] = OrderedJson::array();
     for (const TokenId token : *tokens) answer["token_strs"].push_back(model.text_of(token));
   }
   return json_answer(answer);
@@ -94,7 +97,7 @@ std::uint32_t room_behind(const std::vector<TokenId>& prompt, const ServedModel&
 
 }  // namespace
 
-Service::Service(asio::io_context& loop, HostedModels& models, const PoolLink& link,
+Service::Service(asio::io_context& loop, ModelServices& models, const PoolLink& link,
                  Metrics& metrics, HivePage& page, const ServiceOptions& options)
     : models_(models),
       link_(link),
@@ -246,22 +249,22 @@ void Service::version(const std::shared_ptr<Exchange>& exchange) {
 }
 
 /// Those that can be served now.
-Json Service::described_models() const {
-  Json all = Json::array();
-  for (const ServingPtr& serving : models_.servings()) {
+OrderedJson Service::described_models() const {
+  OrderedJson all = OrderedJson::array();
+  for (const ModelInUsePtr& serving : models_.servings()) {
     if (serving->host.trouble()) continue;
     const ServedModel& served = serving->model();
-    Json model = {{"id", served.name},
-                  {"object", "model"},
-                  {"created", served.created.count()},
-                  {"owned_by", "kvhive"},
-                  {"root", served.directory},
-                  {"parent", nullptr},
-                  {"max_model_len", served.max_model_len},
-                  {"permission", Json::array()}};
+    OrderedJson model = {{"id", served.name},
+                         {"object", "model"},
+                         {"created", served.created.count()},
+                         {"owned_by", "kvhive"},
+                         {"root", served.directory},
+                         {"parent", nullptr},
+                         {"max_model_len", served.max_model_len},
+                         {"permission", OrderedJson::array()}};
     all.push_back(model);
     for (const std::string& adapter : served.adapters) {
-      Json one = model;
+      OrderedJson one = model;
       one["id"] = adapter;
       one["parent"] = served.name;
       all.push_back(std::move(one));
@@ -276,11 +279,11 @@ void Service::models(const std::shared_ptr<Exchange>& exchange) {
 
 void Service::model(const std::shared_ptr<Exchange>& exchange) {
   const std::string name = name_in(exchange->request().path);
-  const Json all = described_models();
-  for (const Json& model : all)
+  const OrderedJson all = described_models();
+  for (const OrderedJson& model : all)
     if (model["id"] == name) return exchange->answer(json_answer(model));
   std::string known;
-  for (const Json& model : all)
+  for (const OrderedJson& model : all)
     known += (known.empty() ? "" : ", ") + model["id"].get<std::string>();
   exchange->answer(to_answer(
       {404, "there is no model '" + shown_text(name) + "' here; there are " + known, "model"}));
@@ -308,7 +311,7 @@ template <class Read, class OnRead>
 void Service::parse(const std::shared_ptr<Exchange>& exchange, Read read, OnRead on_read) {
   using Asked = typename decltype(read(nlohmann::json(), std::declval<ServedModel&>()))::value_type;
   struct Parsed {
-    ServingPtr serving;
+    ModelInUsePtr serving;
     Asked asked;
   };
   using Result = tl::expected<Parsed, ApiError>;
@@ -337,7 +340,7 @@ void Service::parse(const std::shared_ptr<Exchange>& exchange, Read read, OnRead
   in_the_background(exchange, bytes, parse_body, on_parsed);
 }
 
-void Service::render(const std::shared_ptr<Exchange>& exchange, Serving& serving,
+void Service::render(const std::shared_ptr<Exchange>& exchange, ModelInUse& serving,
                      std::function<void(std::string)> on_text) {
   // Its renderer has ended with it.
   if (&serving != serving.host.serving().get()) return exchange->answer(to_answer(another_model()));
@@ -360,7 +363,7 @@ void Service::completions(const std::shared_ptr<Exchange>& exchange) {
                                               const ServedModel& model) {
     return parse_completion(body, model, embeds);
   };
-  parse(exchange, read, [this, exchange](const ServingPtr& serving, CompletionRequest request) {
+  parse(exchange, read, [this, exchange](const ModelInUsePtr& serving, CompletionRequest request) {
     unknown_fields_.add(request.unknown_fields);
     if (refuses_salt(exchange, request)) return;
     const auto start = [this, exchange, serving](CompletionRequest asked) {
@@ -386,7 +389,7 @@ void Service::completions(const std::shared_ptr<Exchange>& exchange) {
 }
 
 AnswerContext Service::context_of(const std::shared_ptr<Exchange>& exchange,
-                                  const ServingPtr& serving, const char* prefix) {
+                                  const ModelInUsePtr& serving, const char* prefix) {
   const auto now = std::chrono::duration_cast<std::chrono::seconds>(
       std::chrono::system_clock::now().time_since_epoch());
   const HttpRequest& request = exchange->request();
@@ -406,12 +409,12 @@ AnswerContext Service::context_of(const std::shared_ptr<Exchange>& exchange,
 }
 
 void Service::chat_completions(const std::shared_ptr<Exchange>& exchange) {
-  parse(exchange, parse_chat, [this, exchange](const ServingPtr& serving, ChatRequest request) {
+  parse(exchange, parse_chat, [this, exchange](const ModelInUsePtr& serving, ChatRequest request) {
     on_chat(exchange, serving, std::move(request));
   });
 }
 
-void Service::on_chat(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
+void Service::on_chat(const std::shared_ptr<Exchange>& exchange, const ModelInUsePtr& serving,
                       ChatRequest asked) {
   unknown_fields_.add(asked.unknown_fields);
   if (refuses_salt(exchange, asked)) return;
@@ -430,8 +433,9 @@ void Service::on_chat(const std::shared_ptr<Exchange>& exchange, const ServingPt
          });
 }
 
-void Service::on_chat_tokens(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
-                             ChatRequest request, Expected<std::vector<TokenId>> tokens) {
+void Service::on_chat_tokens(const std::shared_ptr<Exchange>& exchange,
+                             const ModelInUsePtr& serving, ChatRequest request,
+                             Expected<std::vector<TokenId>> tokens) {
   if (!tokens)
     return exchange->answer(to_answer({400, "messages: " + tokens.error().text, "messages"}));
   if (tokens->empty())
@@ -502,12 +506,12 @@ tl::expected<ToDetokenize, ApiError> parse_detokenize(const nlohmann::json& body
 }  // namespace
 
 void Service::tokenize(const std::shared_ptr<Exchange>& exchange) {
-  parse(exchange, parse_tokenize, [this, exchange](const ServingPtr& serving, ToTokenize asked) {
+  parse(exchange, parse_tokenize, [this, exchange](const ModelInUsePtr& serving, ToTokenize asked) {
     on_tokenize(exchange, serving, std::move(asked));
   });
 }
 
-void Service::on_tokenize(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
+void Service::on_tokenize(const std::shared_ptr<Exchange>& exchange, const ModelInUsePtr& serving,
                           ToTokenize asked) {
   unknown_fields_.add(asked.unknown_fields);
   const std::string source = asked.is_chat ? "messages" : "prompt";
@@ -533,7 +537,7 @@ void Service::on_tokenize(const std::shared_ptr<Exchange>& exchange, const Servi
 
 void Service::detokenize(const std::shared_ptr<Exchange>& exchange) {
   parse(exchange, parse_detokenize,
-        [this, exchange](const ServingPtr& serving, ToDetokenize asked) {
+        [this, exchange](const ModelInUsePtr& serving, ToDetokenize asked) {
           unknown_fields_.add(asked.unknown_fields);
           const std::size_t bytes = asked.tokens.size() * sizeof(TokenId);
           in_the_background(

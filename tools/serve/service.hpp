@@ -15,7 +15,7 @@
 #include "tools/serve/chat/chat_request.hpp"
 #include "tools/serve/http/exchange.hpp"
 #include "tools/serve/metrics/metrics.hpp"
-#include "tools/serve/model/hosted_models.hpp"
+#include "tools/serve/model/model_services.hpp"
 #include "tools/serve/openai/completion_request.hpp"
 #include "tools/serve/openai/generation.hpp"
 #include "tools/serve/openai/unknown_fields.hpp"
@@ -39,7 +39,7 @@ struct ServiceOptions {
 
 class Service {
  public:
-  Service(boost::asio::io_context& loop, HostedModels& models, const PoolLink& link,
+  Service(boost::asio::io_context& loop, ModelServices& models, const PoolLink& link,
           Metrics& metrics, HivePage& page, const ServiceOptions& options);
 
   void handle(const std::shared_ptr<Exchange>& exchange);
@@ -80,13 +80,13 @@ class Service {
   void chat_completions(const std::shared_ptr<Exchange>& exchange);
   void tokenize(const std::shared_ptr<Exchange>& exchange);
   void detokenize(const std::shared_ptr<Exchange>& exchange);
-  void on_chat(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
+  void on_chat(const std::shared_ptr<Exchange>& exchange, const ModelInUsePtr& serving,
                ChatRequest asked);
-  void on_chat_tokens(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
+  void on_chat_tokens(const std::shared_ptr<Exchange>& exchange, const ModelInUsePtr& serving,
                       ChatRequest request, Expected<std::vector<TokenId>> tokens);
-  void on_tokenize(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
+  void on_tokenize(const std::shared_ptr<Exchange>& exchange, const ModelInUsePtr& serving,
                    ToTokenize asked);
-  AnswerContext context_of(const std::shared_ptr<Exchange>& exchange, const ServingPtr& serving,
+  AnswerContext context_of(const std::shared_ptr<Exchange>& exchange, const ModelInUsePtr& serving,
                            const char* prefix);
 
   // Steps of an answer. The next one is not called once the client has gone.
@@ -94,11 +94,11 @@ class Service {
   /// answers if the body is in error, or the model cannot be served.
   /// \param read  (const nlohmann::json&, const ServedModel&) -> tl::expected<Asked, ApiError>;
   ///              also in another thread
-  /// \param on_read  (const ServingPtr&, Asked)
+  /// \param on_read  (const ModelInUsePtr&, Asked)
   template <class Read, class OnRead>
   void parse(const std::shared_ptr<Exchange>& exchange, Read read, OnRead on_read);
   /// Renders the request's messages.
-  void render(const std::shared_ptr<Exchange>& exchange, Serving& serving,
+  void render(const std::shared_ptr<Exchange>& exchange, ModelInUse& serving,
               std::function<void(std::string)> on_text);
   /// Calls `work` in another thread, when it is the caller's turn, and `on_done` with its result.
   /// \param bytes  to work on
@@ -107,7 +107,7 @@ class Service {
                          OnDone on_done);
   Turn turn_of(const Exchange& exchange) const;
 
-  HostedModels& models_;
+  ModelServices& models_;
   const PoolLink& link_;
   Metrics& metrics_;
   HivePage& page_;

@@ -96,9 +96,6 @@ class Scene {
   std::string last_words_;  ///< "ready ...", or why it did not start
 };
 
-/// Longer than anything here takes on a loaded machine.
-constexpr std::chrono::seconds kHang{60};
-
 /// Requests with the same tokens each time.
 GenerateRequest short_request();
 GenerateRequest long_request();

@@ -14,8 +14,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr const char* kCompletions = "/v1/completions";
-
 MetricsText scrape(const Service& service, const std::string& query = "?view=host") {
   const HttpReply reply = service.ask(get("/metrics" + query));
   EXPECT_EQ(reply.status, 200);
@@ -27,7 +25,7 @@ bool shows(const Service& service, const std::string& name, double value) {
   return eventually([&] { return scrape(service).sum(name) == value; }, kHang);
 }
 
-Json completion(std::uint32_t max_tokens) {
+Json measured_completion(std::uint32_t max_tokens) {
   return {{"prompt", "In the beginning"},
           {"max_tokens", max_tokens},
           {"temperature", 0},
@@ -58,17 +56,17 @@ TEST_F(MetricsTest, WhatWasServedIsCountedExactly) {
   };
   std::string whole;
   for (const std::uint32_t length : lengths) {
-    Json request = completion(length);
+    Json request = measured_completion(length);
     request["prompt"] = passage();  // so that the later ones hit
     const Json answer = service_.ask(post(kCompletions, request.dump())).json();
     add(answer["usage"]);
     whole = answer["choices"][0]["text"];
   }
-  Json stopped = completion(40);
+  Json stopped = measured_completion(40);
   stopped["prompt"] = passage();
   stopped["stop"] = whole.substr(whole.size() / 2, 7);
   add(service_.ask(post(kCompletions, stopped.dump())).json()["usage"]);
-  Json scored = completion(3);
+  Json scored = measured_completion(3);
   scored["prompt"] = passage();
   scored["prompt_logprobs"] = 0;
   const Json scored_usage = service_.ask(post(kCompletions, scored.dump())).json()["usage"];
@@ -135,7 +133,7 @@ TEST_F(MetricsTest, ClientsOfTheLibraryAreCountedToo) {
 
 TEST_F(MetricsTest, ARequestWhoseClientGoesIsAnAbort) {
   HttpClient client = service_.connect();
-  Json request = completion(3000);
+  Json request = measured_completion(3000);
   request["stream"] = true;
   client.send(post(kCompletions, request.dump()));
   ASSERT_TRUE(client.receive_until("data: "));
@@ -154,7 +152,7 @@ TEST_F(MetricsTest, ARequestWhoseClientGoesIsAnAbort) {
 /// No sum falls, and a request that another engine finishes has ended once.
 TEST_F(MetricsTest, SumsNeverFallWhenAnEngineIsKilled) {
   constexpr int kStreams = 8;
-  Json request = completion(1500);
+  Json request = measured_completion(1500);
   request["stream"] = true;
   std::vector<HttpClient> clients;
   for (int i = 0; i < kStreams; ++i) {
@@ -255,11 +253,11 @@ TEST_F(MetricsTest, WhatIsComputedAgainAfterADeathIsCounted) {
 }
 
 TEST_F(MetricsTest, AStoppedKeeperKeepsNobodyWaiting) {
-  service_.ask(post(kCompletions, completion(5).dump()));  // opens a channel
+  service_.ask(post(kCompletions, measured_completion(5).dump()));  // opens a channel
   ASSERT_TRUE(shows(service_, "kvhive_keeper_up", 1));
   const pid_t keeper = daemon_.keeper();
   signal_process(keeper, SIGSTOP);
-  service_.ask(post(kCompletions, completion(5).dump()));
+  service_.ask(post(kCompletions, measured_completion(5).dump()));
   const MetricsText stopped = scrape(service_);
   EXPECT_EQ(stopped.sum("kvhive_up"), 1);
   EXPECT_EQ(stopped.sum("vllm:generation_tokens_total"), 10);
@@ -293,7 +291,7 @@ TEST(MetricsOfADaemon, TheNextDaemonsPoolIsReadInstead) {
   const std::string socket = first.socket();
   const Service service(socket);
   ASSERT_TRUE(shows(service, "kvhive_up", 1));
-  service.ask(post(kCompletions, completion(5).dump()));
+  service.ask(post(kCompletions, measured_completion(5).dump()));
   const std::string epoch = epoch_in(scrape(service));
   EXPECT_FALSE(epoch.empty());
   const Json status = first.status();

@@ -175,7 +175,7 @@ std::set<std::string> names_in(const std::string& text) {
   return names;
 }
 
-std::string read(const std::string& path) {
+std::string text_of_file(const std::string& path) {
   std::stringstream text;
   text << std::ifstream(path).rdbuf();
   return text.str();
@@ -186,7 +186,7 @@ TEST(OperatorFiles, NameOnlyWhatThePageHas) {
   const std::vector<std::string> exported = page.names();
   for (const char* name : {"grafana-dashboard.json", "prometheus-alerts.yml"}) {
     const std::set<std::string> named =
-        names_in(read(std::string(KVHIVE_SOURCE_DIR) + "/tools/service/" + name));
+        names_in(text_of_file(std::string(KVHIVE_SOURCE_DIR) + "/tools/service/" + name));
     EXPECT_GT(named.size(), 5u) << name;
     for (const std::string& metric : named)
       EXPECT_EQ(std::count(exported.begin(), exported.end(), metric), 1)
@@ -199,7 +199,7 @@ TEST(OperatorFiles, DocumentWhatThePageHas) {
   page.old_names = OldNames::too;
   const MetricsText text(page.text());
   const std::set<std::string> documented =
-      names_in(read(std::string(KVHIVE_SOURCE_DIR) + "/docs/OPERATIONS.md"));
+      names_in(text_of_file(std::string(KVHIVE_SOURCE_DIR) + "/docs/OPERATIONS.md"));
   for (const auto& [name, family] : text.families())
     EXPECT_TRUE(documented.contains(name)) << name << " is not in docs/OPERATIONS.md";
 }

@@ -4,14 +4,12 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tests/snapshot/sample_snapshot.hpp"
+
 namespace kvhive::testing {
 namespace {
 
 using Json = nlohmann::json;
-
-void set(CounterValues& counters, CounterName name, std::uint64_t value) {
-  counters.values[name.place()] = value;
-}
 
 ProcessReport engine(std::uint32_t number, std::uint32_t pid, std::uint64_t running = 0) {
   ProcessReport report;

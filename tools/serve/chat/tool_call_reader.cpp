@@ -8,7 +8,7 @@
 namespace kvhive {
 namespace {
 
-using Json = nlohmann::ordered_json;  // arguments keep the order they were written in
+using OrderedJson = nlohmann::ordered_json;  // arguments keep the order they were written in
 
 constexpr std::string_view kOpen = "<tool_call>", kClose = "</tool_call>";
 constexpr std::string_view kSpace = " \t\r\n";
@@ -29,11 +29,11 @@ std::size_t place_of(std::string_view text, std::string_view wanted) {
   return text.size();
 }
 
-std::string text_of(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+std::string text_of(const OrderedJson& json) {
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
-std::optional<ToolCall> call_of(const Json& json) {
+std::optional<ToolCall> call_of(const OrderedJson& json) {
   if (!json.is_object() || !json.contains("name") || !json["name"].is_string()) return std::nullopt;
   ToolCall call{json["name"].get<std::string>(), "{}"};
   for (const char* const name : {"arguments", "parameters"}) {
@@ -45,7 +45,7 @@ std::optional<ToolCall> call_of(const Json& json) {
   return call;
 }
 
-Json parse(std::string_view text) { return Json::parse(text, nullptr, false); }
+OrderedJson parse(std::string_view text) { return OrderedJson::parse(text, nullptr, false); }
 
 /// The text up to the end of the JSON object or list that it begins with; empty = it is not whole.
 std::string_view first_value(std::string_view text) {
@@ -90,9 +90,9 @@ Calls mistral_calls(std::string_view text) {
   std::vector<ToolCall> calls;
   text = without_space_before(text);
   if (text.starts_with('[')) {
-    const Json list = parse(text);
+    const OrderedJson list = parse(text);
     if (!list.is_array()) return std::nullopt;
-    for (const Json& entry : list) {
+    for (const OrderedJson& entry : list) {
       auto call = call_of(entry);
       if (!call) return std::nullopt;
       calls.push_back(std::move(*call));
@@ -103,7 +103,7 @@ Calls mistral_calls(std::string_view text) {
   if (brace == std::string_view::npos) return std::nullopt;
   std::string_view name = text.substr(0, brace);
   name = name.substr(0, name.find('['));  // [CALL_ID]..., [ARGS]
-  const Json arguments = parse(text.substr(brace));
+  const OrderedJson arguments = parse(text.substr(brace));
   if (is_space(name) || !arguments.is_object()) return std::nullopt;
   name = name.substr(0, name.find_last_not_of(kSpace) + 1);
   calls.push_back({std::string(name), text_of(arguments)});

@@ -37,7 +37,7 @@ struct HttpLimits {
   std::chrono::milliseconds between_looks{500};
 };
 
-struct Connections {
+struct HttpConnections {
   HttpLimits limits;
   std::function<void(std::shared_ptr<Exchange>)> answer;
   /// What is answered before a long body is received; nothing = the body is wanted. Null = all are.

@@ -11,7 +11,7 @@ namespace kvhive {
 namespace asio = boost::asio;
 using asio::ip::tcp;
 
-HttpServer::HttpServer(asio::io_context& loop, Connections connections)
+HttpServer::HttpServer(asio::io_context& loop, HttpConnections connections)
     : connections_(std::move(connections)), acceptor_(loop), pause_(loop) {}
 
 HttpServer::~HttpServer() { stop(); }

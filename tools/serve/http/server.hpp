@@ -16,7 +16,7 @@ namespace kvhive {
 class HttpServer {
  public:
   /// \param connections  limits, and what answers; nobody is connected yet
-  HttpServer(boost::asio::io_context& loop, Connections connections);
+  HttpServer(boost::asio::io_context& loop, HttpConnections connections);
   HttpServer(const HttpServer&) = delete;
   HttpServer& operator=(const HttpServer&) = delete;
   ~HttpServer();
@@ -25,7 +25,7 @@ class HttpServer {
   /// \param port  0 = any that is free
   [[nodiscard]] Expected<void> listen(const std::string& host, std::uint16_t port);
   std::uint16_t port() const;
-  const Connections& connections() const { return connections_; }
+  const HttpConnections& connections() const { return connections_; }
   /// Takes no more connections and closes those that have asked for nothing; the others end with
   /// their answers.
   void take_no_more();
@@ -39,7 +39,7 @@ class HttpServer {
   void on_accept(boost::system::error_code error, boost::asio::ip::tcp::socket socket);
   void make_room();
 
-  Connections connections_;
+  HttpConnections connections_;
   boost::asio::ip::tcp::acceptor acceptor_;
   boost::asio::steady_timer pause_;  ///< after a connection that could not be taken
 };

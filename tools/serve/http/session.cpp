@@ -88,7 +88,7 @@ std::string chunk_of(std::string_view bytes) {
 
 }  // namespace
 
-Session::Session(asio::ip::tcp::socket socket, Connections& connections)
+Session::Session(asio::ip::tcp::socket socket, HttpConnections& connections)
     : connections_(connections),
       stream_(std::move(socket)),
       buffer_(connections.limits.header_bytes + kAtATime) {

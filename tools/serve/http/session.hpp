@@ -18,7 +18,7 @@ namespace kvhive {
 
 class Session : public Exchange, public std::enable_shared_from_this<Session> {
  public:
-  Session(boost::asio::ip::tcp::socket socket, Connections& connections);
+  Session(boost::asio::ip::tcp::socket socket, HttpConnections& connections);
   ~Session() override;
 
   void start();
@@ -65,7 +65,7 @@ class Session : public Exchange, public std::enable_shared_from_this<Session> {
   void hear_out();
   void hear_more();
 
-  Connections& connections_;
+  HttpConnections& connections_;
   boost::beast::tcp_stream stream_;
   boost::asio::steady_timer look_again_{stream_.get_executor()};
   boost::beast::flat_buffer buffer_;

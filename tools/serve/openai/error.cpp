@@ -10,7 +10,7 @@
 namespace kvhive {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 std::string type_of(int status) {
   switch (status) {
@@ -58,12 +58,12 @@ ApiError another_model() {
 }
 
 std::string to_json_text(const ApiError& error) {
-  Json body;
+  OrderedJson body;
   body["error"] = {{"message", error.text},
                    {"type", type_of(error.status)},
-                   {"param", error.param.empty() ? Json() : Json(error.param)},
+                   {"param", error.param.empty() ? OrderedJson() : OrderedJson(error.param)},
                    {"code", error.status}};
-  return body.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return body.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 HttpAnswer to_answer(const ApiError& error) {

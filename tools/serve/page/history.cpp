@@ -1,9 +1,10 @@
 #include "tools/serve/page/history.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
+
+#include "tools/serve/page/hive_json.hpp"
 
 namespace kvhive {
 namespace {
@@ -43,7 +44,6 @@ std::map<std::uint32_t, const ProcessReport*> engines_of(const Statistics& stati
   return engines;
 }
 
-double rounded(double value) { return std::round(value * 1000) / 1000; }
 Json or_null(const std::optional<double>& value) { return value ? Json(rounded(*value)) : Json(); }
 
 Json row_of(const HiveSecond& s) {

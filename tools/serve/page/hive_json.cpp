@@ -1,7 +1,6 @@
 #include "tools/serve/page/hive_json.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include <fmt/format.h>
@@ -9,18 +8,16 @@
 namespace kvhive {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
-double rounded(double value) { return std::round(value * 1000) / 1000; }
-
-Json tier_json(Tier tier, const TierReport& t) {
+OrderedJson tier_json(Tier tier, const TierReport& t) {
   return {{"name", to_string(tier)}, {"blocks", t.blocks},       {"free", t.free},
           {"filling", t.filling},    {"held", t.held},           {"shared", t.shared},
           {"idle", t.idle},          {"forgotten", t.forgotten}, {"retired", t.retired}};
 }
 
-Json pool_json(const PoolReport& pool) {
-  Json tiers = Json::array();
+OrderedJson pool_json(const PoolReport& pool) {
+  OrderedJson tiers = OrderedJson::array();
   for (const Tier tier : {Tier::device, Tier::host})
     if (const TierReport& t = pool.tiers[std::size_t(tier)]; t.blocks != 0)
       tiers.push_back(tier_json(tier, t));
@@ -32,26 +29,28 @@ Json pool_json(const PoolReport& pool) {
 }
 
 /// \param rate  null = not known: of the first reading, or of an engine that has just come
-Json traffic_json(const CounterValues& counted, const Rate* rate) {
-  Json json = {{"running", counted["running"]},
-               {"waiting", counted["waiting"]},
-               {"prompt_tokens", counted["prompt_tokens"]},
-               {"cached_tokens", counted["cached_tokens"]},
-               {"generated_tokens", counted["generated_tokens"]},
-               {"evicted_blocks", counted["evicted_blocks"]},
-               {"preemptions", counted["preemptions_recompute"] + counted["preemptions_swap"]},
-               {"prompt_tokens_per_second", nullptr},
-               {"generated_tokens_per_second", nullptr}};
+OrderedJson traffic_json(const CounterValues& counted, const Rate* rate) {
+  OrderedJson json = {
+      {"running", counted["running"]},
+      {"waiting", counted["waiting"]},
+      {"prompt_tokens", counted["prompt_tokens"]},
+      {"cached_tokens", counted["cached_tokens"]},
+      {"generated_tokens", counted["generated_tokens"]},
+      {"evicted_blocks", counted["evicted_blocks"]},
+      {"preemptions", counted["preemptions_recompute"] + counted["preemptions_swap"]},
+      {"prompt_tokens_per_second", nullptr},
+      {"generated_tokens_per_second", nullptr}};
   if (rate == nullptr) return json;
   json["prompt_tokens_per_second"] = rounded(rate->prompt_tokens);
   json["generated_tokens_per_second"] = rounded(rate->generated_tokens);
   return json;
 }
 
-Json engine_json(const EngineRow& engine, const HiveMoment& moment) {
-  Json json = {{"engine", engine.number}, {"state", engine.state}, {"is_well", engine.is_well}};
+OrderedJson engine_json(const EngineRow& engine, const HiveMoment& moment) {
+  OrderedJson json = {
+      {"engine", engine.number}, {"state", engine.state}, {"is_well", engine.is_well}};
   if (moment.snapshot->pool.geometry.model_count > 1) json["model"] = engine.model;
-  json["restarts"] = engine.restarts ? Json(*engine.restarts) : Json();
+  json["restarts"] = engine.restarts ? OrderedJson(*engine.restarts) : OrderedJson();
   json["held_blocks"] = engine.held_blocks;
   json["started"] = nullptr;
   for (const ProcessReport& process : moment.snapshot->pool.processes)
@@ -62,19 +61,19 @@ Json engine_json(const EngineRow& engine, const HiveMoment& moment) {
   return json;
 }
 
-Json domain_json(const DomainRow& domain) {
-  Json json = {{"name", domain.name},
-               {"held_blocks", domain.blocks.held},
-               {"idle_blocks", domain.blocks.idle},
-               {"device_blocks", domain.blocks.device_resident},
-               {"clients", domain.clients}};
+OrderedJson domain_json(const DomainRow& domain) {
+  OrderedJson json = {{"name", domain.name},
+                      {"held_blocks", domain.blocks.held},
+                      {"idle_blocks", domain.blocks.idle},
+                      {"device_blocks", domain.blocks.device_resident},
+                      {"clients", domain.clients}};
   json["min_blocks"] = domain.blocks.limits.min;
   json["max_blocks"] = domain.blocks.limits.max;
   return json;
 }
 
-Json map_json(const PoolMap& map) {
-  Json categories = Json::array();
+OrderedJson map_json(const PoolMap& map) {
+  OrderedJson categories = OrderedJson::array();
   for (std::size_t i = 0; i < map.categories.size(); ++i) {
     const MapCategory& category = map.categories[i];
     const Colour& c = category.colour;
@@ -84,21 +83,22 @@ Json map_json(const PoolMap& map) {
                           {"is_free", category.is_free},
                           {"blocks", map.totals[i]}});
   }
-  Json tiers = Json::array();
+  OrderedJson tiers = OrderedJson::array();
   for (const TierMap& tier : map.tiers) tiers.push_back(cells_text(tier));
   return {{"by", to_string(map.by)},
           {"categories", std::move(categories)},
           {"cells", std::move(tiers)}};
 }
 
-Json maps_json(const std::vector<PoolMap>& maps) {
-  Json json = {{"blocks_per_cell", maps.front().blocks_per_cell}, {"tiers", Json::array()}};
+OrderedJson maps_json(const std::vector<PoolMap>& maps) {
+  OrderedJson json = {{"blocks_per_cell", maps.front().blocks_per_cell},
+                      {"tiers", OrderedJson::array()}};
   for (const TierMap& tier : maps.front().tiers)
     json["tiers"].push_back({{"name", to_string(tier.tier)},
                              {"first_block", tier.first},
                              {"blocks", tier.blocks},
                              {"cells", tier.cells.size()}});
-  json["views"] = Json::array();
+  json["views"] = OrderedJson::array();
   for (const PoolMap& map : maps) json["views"].push_back(map_json(map));
   return json;
 }
@@ -112,7 +112,7 @@ std::string_view name_of(DaemonState state) {
   return "ended";
 }
 
-void add_snapshot(Json& json, const HiveMoment& moment) {
+void add_snapshot(OrderedJson& json, const HiveMoment& moment) {
   const Snapshot& snapshot = *moment.snapshot;
   json["keeper"] = name_of(snapshot.daemon.state);
   // Whole seconds, and only when it matters: else no two answers would be equal.
@@ -122,10 +122,10 @@ void add_snapshot(Json& json, const HiveMoment& moment) {
   json["pool"] = pool_json(snapshot.pool);
   json["traffic"] =
       traffic_json(snapshot.pool.totals, moment.rates.hive ? &*moment.rates.hive : nullptr);
-  json["engines"] = Json::array();
+  json["engines"] = OrderedJson::array();
   for (const EngineRow& engine : snapshot.engines)
     json["engines"].push_back(engine_json(engine, moment));
-  json["domains"] = Json::array();
+  json["domains"] = OrderedJson::array();
   for (const DomainRow& domain : snapshot.domains) json["domains"].push_back(domain_json(domain));
   if (!moment.maps.empty()) json["map"] = maps_json(moment.maps);
 }
@@ -157,15 +157,15 @@ std::string cells_text(const TierMap& tier) {
 }
 
 std::string hive_json(const HiveMoment& moment, const PageFacts& facts) {
-  Json json = {{"schema", 1},
-               {"sight", to_string(moment.sight)},
-               {"trouble", moment.trouble},
-               {"model", facts.models.front()},
-               {"models", facts.models},
-               {"version", facts.version},
-               {"wants_api_key", facts.wants_api_key}};
+  OrderedJson json = {{"schema", 1},
+                      {"sight", to_string(moment.sight)},
+                      {"trouble", moment.trouble},
+                      {"model", facts.models.front()},
+                      {"models", facts.models},
+                      {"version", facts.version},
+                      {"wants_api_key", facts.wants_api_key}};
   if (moment.snapshot) add_snapshot(json, moment);
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 }  // namespace kvhive

@@ -2,6 +2,7 @@
 // The hive as JSON, for the page and for scripts. No process id, no user, no prompt is in it: who
 // may read /metrics may read it, too.
 
+#include <cmath>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,6 +36,9 @@ struct HiveMoment {
   Rates rates;
   std::vector<PoolMap> maps;  ///< of the same cells, in the order of MapBy
 };
+
+/// To three digits, as JSON has rates and shares.
+inline double rounded(double value) { return std::round(value * 1000) / 1000; }
 
 std::string hive_json(const HiveMoment& moment, const PageFacts& facts);
 

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "tools/serve/model/hosted_model.hpp"
+#include "tools/serve/model/model_service.hpp"
 
 namespace kvhive {
 
-class HostedModels {
+class ModelServices {
  public:
   struct First {
     ModelOptions options;
@@ -20,13 +20,13 @@ class HostedModels {
   };
   /// \param models  one at least
   /// \param limits  of all together; each model gets an even part of them
-  HostedModels(boost::asio::io_context& loop, std::vector<First> models, const Hive::Limits& limits,
-               const std::vector<std::string>& domains);
+  ModelServices(boost::asio::io_context& loop, std::vector<First> models,
+                const Hive::Limits& limits, const std::vector<std::string>& domains);
 
   /// Called in the loop when one of them has become another model.
   std::function<void()> on_loaded;
 
-  std::vector<ServingPtr> servings() const;
+  std::vector<ModelInUsePtr> servings() const;
   std::vector<std::string> names() const;
   std::vector<std::string> adapters() const;
   /// Why requests are refused whichever model they name; nothing = not all are.
@@ -52,7 +52,7 @@ class HostedModels {
   void look_from(std::size_t next, const Answer& answer);
   std::size_t sum(std::size_t (Hives::*count)() const) const;
 
-  std::vector<std::unique_ptr<HostedModel>> models_;
+  std::vector<std::unique_ptr<ModelService>> models_;
 };
 
 }  // namespace kvhive

@@ -12,21 +12,21 @@
 
 namespace kvhive {
 
-class HostedModel;
+class ModelService;
 
-struct Serving {
-  HostedModel& host;  ///< of the loop
+struct ModelInUse {
+  ModelService& host;  ///< of the loop
   ModelFollower::Model loaded;
   std::optional<TemplateRenderer> renderer{};  ///< none = no template, or another model has come
   const ServedModel& model() const { return loaded->model; }
 };
-using ServingPtr = std::shared_ptr<Serving>;
+using ModelInUsePtr = std::shared_ptr<ModelInUse>;
 
 /// The one that the request's `model` names, as the model's name or as that of one of its adapters;
 /// the first, if the request names none. Of a single one, whatever it names: whoever reads the
 /// request knows that model's names. From any thread.
 /// \param all  one at least
-tl::expected<ServingPtr, ApiError> choose(const std::vector<ServingPtr>& all,
-                                          const nlohmann::json& request);
+tl::expected<ModelInUsePtr, ApiError> choose(const std::vector<ModelInUsePtr>& all,
+                                             const nlohmann::json& request);
 
 }  // namespace kvhive

@@ -1,4 +1,4 @@
-#include "tools/serve/model/hosted_model.hpp"
+#include "tools/serve/model/model_service.hpp"
 
 #include <utility>
 
@@ -19,9 +19,9 @@ Hive::Identify identify_by(const ModelSource& source) {
 
 }  // namespace
 
-HostedModel::HostedModel(boost::asio::io_context& loop, const ModelOptions& options,
-                         LoadedModel first, const Hive::Limits& limits,
-                         const std::vector<std::string>& domains, std::function<void()> on_loaded)
+ModelService::ModelService(boost::asio::io_context& loop, const ModelOptions& options,
+                           LoadedModel first, const Hive::Limits& limits,
+                           const std::vector<std::string>& domains, std::function<void()> on_loaded)
     : loop_(loop),
       source_(options),
       follower_(loop, source_, std::move(first)),
@@ -34,18 +34,18 @@ HostedModel::HostedModel(boost::asio::io_context& loop, const ModelOptions& opti
   };
 }
 
-/// Jobs that wait for the renderer hold its owner (Serving), so it is ended here.
-HostedModel::~HostedModel() { serving_->renderer.reset(); }
+/// Jobs that wait for the renderer hold its owner (ModelInUse), so it is ended here.
+ModelService::~ModelService() { serving_->renderer.reset(); }
 
 /// Requests that were made for the model before are refused where they have not got to an engine:
 /// its renderer tells its own so, and ends.
-void HostedModel::serve(const ModelFollower::Model& model) {
+void ModelService::serve(const ModelFollower::Model& model) {
   if (serving_) serving_->renderer.reset();
-  serving_ = std::make_shared<Serving>(Serving{*this, model});
+  serving_ = std::make_shared<ModelInUse>(ModelInUse{*this, model});
   if (model->chat) serving_->renderer.emplace(loop_, *model->chat);
 }
 
-std::optional<ApiError> HostedModel::trouble() const {
+std::optional<ApiError> ModelService::trouble() const {
   if (follower_.model()) return std::nullopt;
   return follower_.trouble();
 }

@@ -1,46 +1,46 @@
-#include "tools/serve/model/hosted_models.hpp"
+#include "tools/serve/model/model_services.hpp"
 
 #include <algorithm>
 #include <utility>
 
 namespace kvhive {
 
-HostedModels::HostedModels(boost::asio::io_context& loop, std::vector<First> models,
-                           const Hive::Limits& limits, const std::vector<std::string>& domains) {
+ModelServices::ModelServices(boost::asio::io_context& loop, std::vector<First> models,
+                             const Hive::Limits& limits, const std::vector<std::string>& domains) {
   const Hive::Limits part = Hives::part_of(limits, models.size());
   for (First& each : models)
-    models_.push_back(std::make_unique<HostedModel>(loop, each.options, std::move(each.loaded),
-                                                    part, domains, [this] { on_loaded(); }));
+    models_.push_back(std::make_unique<ModelService>(loop, each.options, std::move(each.loaded),
+                                                     part, domains, [this] { on_loaded(); }));
 }
 
-std::vector<ServingPtr> HostedModels::servings() const {
-  std::vector<ServingPtr> all;
+std::vector<ModelInUsePtr> ModelServices::servings() const {
+  std::vector<ModelInUsePtr> all;
   for (const auto& model : models_) all.push_back(model->serving());
   return all;
 }
 
-std::vector<std::string> HostedModels::names() const {
+std::vector<std::string> ModelServices::names() const {
   std::vector<std::string> all;
   for (const auto& model : models_) all.push_back(model->model().name);
   return all;
 }
 
-std::vector<std::string> HostedModels::adapters() const {
+std::vector<std::string> ModelServices::adapters() const {
   std::vector<std::string> all;
   for (const auto& model : models_)
     all.insert(all.end(), model->model().adapters.begin(), model->model().adapters.end());
   return all;
 }
 
-std::optional<ApiError> HostedModels::trouble() const {
+std::optional<ApiError> ModelServices::trouble() const {
   std::optional<ApiError> last;
   for (const auto& model : models_)
     if (last = model->trouble(); !last) break;
   return last;
 }
 
-void HostedModels::look_from(std::size_t next, const Answer& answer) {
-  HostedModel& model = *models_[next];
+void ModelServices::look_from(std::size_t next, const Answer& answer) {
+  ModelService& model = *models_[next];
   model.hives().look_for_daemon([this, next, &model, answer](const Result<void>& serves) {
     auto trouble = serves ? model.trouble() : std::optional(api_error(serves.error()));
     if (!trouble || next + 1 == models_.size()) return answer(std::move(trouble));
@@ -48,28 +48,28 @@ void HostedModels::look_from(std::size_t next, const Answer& answer) {
   });
 }
 
-void HostedModels::check() {
+void ModelServices::check() {
   for (const auto& model : models_) model->check();
 }
 
-std::map<std::string, Hive::OfAdapter> HostedModels::adapter_counts() const {
+std::map<std::string, Hive::OfAdapter> ModelServices::adapter_counts() const {
   std::map<std::string, Hive::OfAdapter> counts;
   for (const auto& model : models_) counts.merge(model->hives().adapters());
   return counts;
 }
 
-std::size_t HostedModels::sum(std::size_t (Hives::*count)() const) const {
+std::size_t ModelServices::sum(std::size_t (Hives::*count)() const) const {
   std::size_t all = 0;
   for (const auto& model : models_) all += (model->hives().*count)();
   return all;
 }
 
-bool HostedModels::is_busy() const {
+bool ModelServices::is_busy() const {
   return std::ranges::any_of(models_, [](const auto& model) { return model->is_busy(); });
 }
 
-std::size_t HostedModels::most_channels(const Hive::Limits& limits, std::size_t models,
-                                        std::size_t domains) {
+std::size_t ModelServices::most_channels(const Hive::Limits& limits, std::size_t models,
+                                         std::size_t domains) {
   return models * Hives::most_channels(Hives::part_of(limits, models), domains);
 }
 

@@ -10,24 +10,24 @@
 
 #include "tools/serve/hive/hives.hpp"
 #include "tools/serve/model/model_follower.hpp"
-#include "tools/serve/model/serving.hpp"
+#include "tools/serve/model/model_in_use.hpp"
 
 namespace kvhive {
 
-class HostedModel {
+class ModelService {
  public:
   /// \param first      what the daemon serves at the start
   /// \param limits     of this model's channels, and what waits for them
   /// \param domains    see Hives
   /// \param on_loaded  called in the loop when it has become another model
-  HostedModel(boost::asio::io_context& loop, const ModelOptions& options, LoadedModel first,
-              const Hive::Limits& limits, const std::vector<std::string>& domains,
-              std::function<void()> on_loaded);
-  HostedModel(const HostedModel&) = delete;
-  HostedModel& operator=(const HostedModel&) = delete;
-  ~HostedModel();
+  ModelService(boost::asio::io_context& loop, const ModelOptions& options, LoadedModel first,
+               const Hive::Limits& limits, const std::vector<std::string>& domains,
+               std::function<void()> on_loaded);
+  ModelService(const ModelService&) = delete;
+  ModelService& operator=(const ModelService&) = delete;
+  ~ModelService();
 
-  const ServingPtr& serving() const { return serving_; }
+  const ModelInUsePtr& serving() const { return serving_; }
   const ServedModel& model() const { return serving_->model(); }
   /// Why requests for it are refused now; nothing = they are not.
   std::optional<ApiError> trouble() const;
@@ -46,7 +46,7 @@ class HostedModel {
   const ModelSource source_;
   ModelFollower follower_;
   Hives hives_;
-  ServingPtr serving_;
+  ModelInUsePtr serving_;
 };
 
 }  // namespace kvhive
