@@ -99,6 +99,13 @@ def source_of(command):
     return command.rsplit(" -c ", 1)[1]
 
 
+def parts_of(source):
+    """The sources that are compiled as this one (kvhive_unite in cmake/quick_build.cmake); else itself."""
+    if "/Unity/unity_" not in source:
+        return [source]
+    return re.findall(r'^#include "(.*)"$', pathlib.Path(source).read_text(), re.MULTILINE)
+
+
 def suites_of(test_filter):
     """Names of the test suites in a filter: "Pool/Race.Ends/X:A.B" -> Race, A."""
     return {re.split(r"[./]", part.split("/", 1)[-1] if "/" in part.split(".")[0] else part)[0]
@@ -109,12 +116,13 @@ def affected_objects(build, mutant):
     """Objects of the program that read the mutant's file. Of the tests' own, only those with the tests that are run."""
     compile_commands, _ = build.commands_of[mutant.get("mutated", mutant["program"])]
     for made in sorted(build.readers_of.get(mutant["file"], set()) & compile_commands.keys()):
-        source = source_of(compile_commands[made])
+        sources = [build.folder / source for source in parts_of(source_of(compile_commands[made]))]
         if only := mutant.get("compile"):
-            if any(source.endswith(name) for name in only):
+            if any(str(source).endswith(name) for source in sources for name in only):
                 yield made
-        elif ROOT / "tests" not in (build.folder / source).resolve().parents or any(
-                re.search(rf"\b{suite}\b", pathlib.Path(source).read_text()) for suite in suites_of(mutant["filter"])):
+        elif any(ROOT / "tests" not in source.resolve().parents
+                 or any(re.search(rf"\b{suite}\b", source.read_text()) for suite in suites_of(mutant["filter"]))
+                 for source in sources):
             yield made
 
 
@@ -147,6 +155,9 @@ def make(build, mutant, folder):
         command, source = compile_commands[name], source_of(compile_commands[name])
         made[name] = folder / f"{number}.o"
         mutated_source = mutated if source == str(ROOT / mutant["file"]) else source
+        if str(ROOT / mutant["file"]) in (parts := parts_of(source)) and mutated_source == source:
+            mutated_source = folder / f"{number}.cpp"
+            mutated_source.write_text("".join(f'#include "{mutated if part == str(ROOT / mutant["file"]) else part}"\n' for part in parts))
         command = re.sub(r" -MD -MT \S+ -MF \S+", "", command).replace(f" -o {name} -c {source}", "")
         command = command.replace(" -I", f" -I{overlay} -I", 1)
         if run(f"{command} -o {made[name]} -c {mutated_source}", build, folder / "log") != 0:
