@@ -250,6 +250,33 @@ TEST_F(SeveralServed, OneThatIsNoLongerThereHoldsUpNoOther) {
   EXPECT_EQ(refused.status, 503);
   EXPECT_THAT(refused.body, HasSubstr("'half' is not served by the daemon; there are: demo"));
   EXPECT_THAT(refused.head, HasSubstr("Retry-After: "));
+  EXPECT_EQ(service_.ask(get("/v1/models/half")).status, 503) << "there is none, but may be";
+  EXPECT_EQ(service_.ask(get("/v1/models/third")).status, 404);
+}
+
+/// The one that is left has its own name, also where it is not the service's first.
+TEST_F(SeveralServed, WhatIsToldOfAnEngineNamesItsModel) {
+  const auto names_both = [&] {
+    const std::string text = service_.ask(get("/metrics")).body;
+    return text.find("model_name=\"demo\"") != std::string::npos &&
+           text.find("model_name=\"half\"") != std::string::npos;
+  };
+  EXPECT_TRUE(eventually(names_both, kHang));
+  const std::string socket = daemon_.socket();
+  end_of(daemon_, service_);
+  const NextDaemon next(socket, {"--model", "half=" + half_.path()});
+  ASSERT_TRUE(eventually([&] { return service_.ask(get("/health")).status == 200; }, kHang));
+  const auto names_half = [&] {
+    return service_.ask(get("/metrics")).body.find("model_name=\"half\"") != std::string::npos;
+  };
+  EXPECT_TRUE(eventually(names_half, kHang));
+  EXPECT_EQ(service_.ask(get("/metrics")).body.find("model_name=\"demo\""), std::string::npos);
+  const auto page_names_half = [&] {
+    const Json hive = service_.ask(get("/hive.json")).json();
+    return hive.contains("engines") && !hive["engines"].empty() &&
+           hive["engines"][0]["model"] == "half";
+  };
+  EXPECT_TRUE(eventually(page_names_half, kHang));
 }
 
 }  // namespace

@@ -7,8 +7,6 @@
 #include <boost/asio/steady_timer.hpp>
 #include <csignal>
 #include <cstdlib>
-#include <set>
-#include <thread>
 
 #include <fmt/format.h>
 
@@ -16,6 +14,7 @@
 #include "config/process_limits.hpp"
 #include "tools/program/signals.hpp"
 #include "tools/program/version.hpp"
+#include "tools/serve/model/first_models.hpp"
 #include "tools/serve/openai/error.hpp"
 
 namespace kvhive {
@@ -41,82 +40,9 @@ ServiceNumbers numbers_of(const HttpConnections& connections, const ModelService
   return numbers;
 }
 
-/// Asks until a daemon serves, at most for `patience`.
-Expected<std::vector<std::string>> ask_patiently(const std::string& socket,
-                                                 std::chrono::seconds patience) {
-  constexpr std::chrono::milliseconds kPause{100};
-  const auto end = std::chrono::steady_clock::now() + patience;
-  for (bool has_said = false;;) {
-    auto told = ask_for_models(socket);
-    const bool may_come =
-        !told && (told.error().code == Errc::not_running || told.error().code == Errc::peer_died);
-    if (!may_come || std::chrono::steady_clock::now() + kPause > end) return told;
-    if (!std::exchange(has_said, true))
-      spdlog::info("waiting for a daemon, {} s at most: {}", patience.count(), told.error().text);
-    std::this_thread::sleep_for(kPause);
-  }
-}
-
-/// What the operator has said of one model means one.
-Expected<void> check_says_nothing_of_one(const ModelOptions& options,
-                                         const std::vector<std::string>& served) {
-  const std::vector<std::pair<std::string, bool>> said = {
-      {"--model", !options.directory.empty()},
-      {"--served-model-name", !options.name.empty()},
-      {"--max-model-len", options.max_model_len != 0},
-      {"--chat-template", !options.chat_template.empty()},
-      {"--tool-call-parser", options.tools.has_value()}};
-  for (const auto& [flag, is_said] : said)
-    if (is_said)
-      return failure(Errc::bad_argument,
-                     fmt::format("{} is of one model, and {} "
-                                 "would be served; choose one with --serve-model, "
-                                 "or leave it out",
-                                 flag, fmt::join(served, ", ")));
-  return {};
-}
-
-/// Each of the models that are served, with its name as the daemon has it. A daemon's only model is
-/// the next daemon's only one, whatever its name.
-Expected<std::vector<ModelOptions>> each_model(const ServeOptions& options) {
-  const ModelOptions& all = options.model;
-  std::vector<std::string> served = options.serve_models;
-  if (ModelSource(all).asks_daemon()) {
-    const auto told = ask_patiently(all.socket, options.daemon_timeout);
-    if (!told)
-      return failure(told.error().code, told.error().text +
-                                            "; a user who may not ask the daemon gives --model and "
-                                            "--max-model-len");
-    if (served.empty() && told->size() > 1) served = *told;
-  }
-  if (served.empty()) served = {""};
-  if (const std::set<std::string> once(served.begin(), served.end()); once.size() != served.size())
-    return failure(Errc::bad_argument, fmt::format("--serve-model: {}: a model is named twice",
-                                                   fmt::join(served, ", ")));
-  if (served.size() > 1)
-    if (auto checked = check_says_nothing_of_one(all, served); !checked)
-      return forward_error(checked);
-  std::vector<ModelOptions> each;
-  for (const std::string& name : served) each.emplace_back(all).hosted = name;
-  return each;
-}
-
-/// What the daemon serves at the start.
-Expected<std::vector<ModelServices::First>> first_models(const ServeOptions& options) {
-  const auto each = each_model(options);
-  if (!each) return forward_error(each);
-  std::vector<ModelServices::First> models;
-  for (const ModelOptions& one : *each) {
-    const ModelSource source(one);
-    auto told = source.asks_daemon() ? source.ask() : DaemonModel{};
-    if (!told)
-      return failure(told.error().code,
-                     (one.hosted.empty() ? "" : "--serve-model: ") + told.error().text);
-    auto loaded = source.load(*told);
-    if (!loaded) return forward_error(loaded);
-    models.push_back({one, std::move(*loaded)});
-  }
-  return models;
+/// The name that this service has for its only model. Several have the daemon's names.
+std::string only_of(const std::vector<std::string>& names) {
+  return names.size() == 1 ? names.front() : "";
 }
 
 /// No more once the terminal was closed: a SIGHUP then means that, and no order to reload.
@@ -189,7 +115,7 @@ class Ending {
 Expected<void> serve(const ServeOptions& options,
                      const std::function<void(const std::string&, std::uint16_t)>& on_ready) {
   forbid_core_dumps();
-  auto first = first_models(options);
+  auto first = first_models(options.model, options.serve_models, options.daemon_timeout);
   if (!first) return forward_error(first);
   // Channels, their memory and the loop itself take some of the descriptors.
   const std::uint64_t descriptors = take_process_limits().descriptors;
@@ -208,13 +134,13 @@ Expected<void> serve(const ServeOptions& options,
   const HttpServer* listener = nullptr;
   const Service* asked = nullptr;
   PoolLink link(options.socket, [&models] { models.check(); });
-  Metrics metrics(loop, link, names.front(), options.metrics_old_names,
+  Metrics metrics(loop, link, only_of(names), options.metrics_old_names,
                   [&] { return numbers_of(listener->connections(), models, *asked); });
   HivePage page(loop, link, {names, release(), !options.service.api_keys.empty()});
   Service service(loop, models, link, metrics, page, options.service);
   asked = &service;
   models.on_loaded = [&] {
-    metrics.set_model(models.names().front());
+    metrics.set_model(only_of(models.names()));
     page.set_models(models.names());
   };
   HttpConnections connections;

@@ -282,6 +282,11 @@ void Service::model(const std::shared_ptr<Exchange>& exchange) {
   const OrderedJson all = described_models();
   for (const OrderedJson& model : all)
     if (model["id"] == name) return exchange->answer(json_answer(model));
+  for (const ModelInUsePtr& serving : models_.servings())
+    if (const auto names = names_of(serving->model());
+        std::ranges::find(names, name) != names.end())
+      if (const auto trouble = serving->host.trouble())
+        return exchange->answer(to_answer(*trouble));
   std::string known;
   for (const OrderedJson& model : all)
     known += (known.empty() ? "" : ", ") + model["id"].get<std::string>();

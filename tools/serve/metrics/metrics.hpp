@@ -17,7 +17,7 @@ namespace kvhive {
 class Metrics {
  public:
   /// \param link     to the daemon's pool
-  /// \param model    the name that requests give
+  /// \param model    the name that requests give; empty = they choose one of several
   /// \param numbers  what the service counts; called in the loop
   Metrics(boost::asio::io_context& loop, PoolLink& link, std::string model, OldNames old_names,
           std::function<ServiceNumbers()> numbers);

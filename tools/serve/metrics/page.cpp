@@ -166,15 +166,19 @@ class Writer {
     return rows;
   }
 
-  /// As this service calls its model; of several models, as the daemon calls them.
+  /// As this service calls its only model, and the daemon's only one; else as the daemon calls
+  /// them.
+  bool has_own_name() const {
+    return page_.pool->geometry.model_count == 1 && !page_.model.empty();
+  }
   std::string all_models() const {
-    if (page_.pool->geometry.model_count == 1) return page_.model;
+    if (has_own_name()) return page_.model;
     std::string names;
     for (const std::string& name : page_.keeper.models) names += (names.empty() ? "" : ",") + name;
     return names;
   }
   std::string model_of(std::uint32_t engine) const {
-    if (page_.pool->geometry.model_count == 1) return page_.model;
+    if (has_own_name()) return page_.model;
     const auto found = page_.keeper.model_of.find(engine);
     return found == page_.keeper.model_of.end() ? "" : found->second;
   }

@@ -59,7 +59,7 @@ struct PoolNumbers {
 struct MetricsPage {
   MetricsView view = MetricsView::engines;
   OldNames old_names = OldNames::left_out;
-  std::string model;
+  std::string model;  ///< as this service calls its only one; empty = it has several
   ServiceNumbers service;
   std::optional<PoolNumbers> pool;  ///< none = no daemon's pool can be read
   bool keeper_answers = false;

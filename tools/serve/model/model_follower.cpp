@@ -58,14 +58,22 @@ void ModelFollower::on_told(const Expected<DaemonModel>& told) {
   is_busy_ = false;
   if (!told) {
     // Requests are told that there is no daemon by those who look for one.
-    if (told.error().code == Errc::not_found) trouble_ = told.error().text;
+    if (told.error().code == Errc::not_found) miss(told.error().text);
     if (trouble_) ask_later();
   } else if (told->id == loaded_->model.id) {
+    if (trouble_) spdlog::info("'{}' is served again", loaded_->model.name);
     trouble_.reset();
+    said_.clear();
   } else {
     return load(*told);
   }
   if (must_ask_) ask();
+}
+
+/// The daemon has other models.
+void ModelFollower::miss(const std::string& why) {
+  trouble_ = why;
+  if (std::exchange(said_, why) != why) spdlog::warn("{}", why);
 }
 
 void ModelFollower::load(const DaemonModel& told) {

@@ -45,6 +45,7 @@ class ModelFollower {
  private:
   void ask();
   void on_told(const Expected<DaemonModel>& told);
+  void miss(const std::string& why);
   void load(const DaemonModel& told);
   void on_read(const std::string& name, Expected<LoadedModel> read);
   void ask_later();

@@ -10,10 +10,11 @@ Hive::Identify identify_by(const ModelSource& source) {
   return [&source]() -> Result<Hive::ModelId> {
     const auto told = source.ask();
     if (told) return told->id;
-    const bool is_there = told.error().code != Errc::not_running;
-    return ClientError{ErrorCode::not_running,
-                       is_there ? "the daemon does not tell what it serves: " + told.error().text
-                                : told.error().text};
+    const Errc code = told.error().code;
+    const bool says_it = code == Errc::not_running || code == Errc::not_found;
+    return ClientError{
+        ErrorCode::not_running,
+        (says_it ? "" : "the daemon does not tell what it serves: ") + told.error().text};
   };
 }
 

@@ -43,7 +43,10 @@ void ModelServices::look_from(std::size_t next, const Answer& answer) {
   ModelService& model = *models_[next];
   model.hives().look_for_daemon([this, next, &model, answer](const Result<void>& serves) {
     auto trouble = serves ? model.trouble() : std::optional(api_error(serves.error()));
-    if (!trouble || next + 1 == models_.size()) return answer(std::move(trouble));
+    // Where there is no daemon, or it does not answer, the others need not wait for it in their
+    // turn.
+    const bool is_alone = serves || model.trouble() || serves.error().code == Hive::kNotAllowed;
+    if (!trouble || !is_alone || next + 1 == models_.size()) return answer(std::move(trouble));
     look_from(next + 1, answer);
   });
 }

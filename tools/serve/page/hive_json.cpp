@@ -46,10 +46,11 @@ OrderedJson traffic_json(const CounterValues& counted, const Rate* rate) {
   return json;
 }
 
-OrderedJson engine_json(const EngineRow& engine, const HiveMoment& moment) {
+OrderedJson engine_json(const EngineRow& engine, const HiveMoment& moment, const PageFacts& facts) {
   OrderedJson json = {
       {"engine", engine.number}, {"state", engine.state}, {"is_well", engine.is_well}};
-  if (moment.snapshot->pool.geometry.model_count > 1) json["model"] = engine.model;
+  if (moment.snapshot->pool.geometry.model_count > 1 || facts.models.size() > 1)
+    json["model"] = engine.model;
   json["restarts"] = engine.restarts ? OrderedJson(*engine.restarts) : OrderedJson();
   json["held_blocks"] = engine.held_blocks;
   json["started"] = nullptr;
@@ -112,7 +113,7 @@ std::string_view name_of(DaemonState state) {
   return "ended";
 }
 
-void add_snapshot(OrderedJson& json, const HiveMoment& moment) {
+void add_snapshot(OrderedJson& json, const HiveMoment& moment, const PageFacts& facts) {
   const Snapshot& snapshot = *moment.snapshot;
   json["keeper"] = name_of(snapshot.daemon.state);
   // Whole seconds, and only when it matters: else no two answers would be equal.
@@ -124,7 +125,7 @@ void add_snapshot(OrderedJson& json, const HiveMoment& moment) {
       traffic_json(snapshot.pool.totals, moment.rates.hive ? &*moment.rates.hive : nullptr);
   json["engines"] = OrderedJson::array();
   for (const EngineRow& engine : snapshot.engines)
-    json["engines"].push_back(engine_json(engine, moment));
+    json["engines"].push_back(engine_json(engine, moment, facts));
   json["domains"] = OrderedJson::array();
   for (const DomainRow& domain : snapshot.domains) json["domains"].push_back(domain_json(domain));
   if (!moment.maps.empty()) json["map"] = maps_json(moment.maps);
@@ -164,7 +165,7 @@ std::string hive_json(const HiveMoment& moment, const PageFacts& facts) {
                       {"models", facts.models},
                       {"version", facts.version},
                       {"wants_api_key", facts.wants_api_key}};
-  if (moment.snapshot) add_snapshot(json, moment);
+  if (moment.snapshot) add_snapshot(json, moment, facts);
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
