@@ -166,8 +166,8 @@ class Writer {
     return rows;
   }
 
-  /// As this service calls its only model, and the daemon's only one; else as the daemon calls
-  /// them.
+  /// Whether the daemon's only model is this service's: then it is called as requests call it, else
+  /// as the daemon calls it.
   bool has_own_name() const {
     return page_.pool->geometry.model_count == 1 && !page_.model.empty();
   }
