@@ -12,8 +12,8 @@ function(kvhive_precompile_as first target)
 endfunction()
 
 # Compiles a target's sources eight together, as one: what they include and instantiate alike, which is most of it where sources are
-# small and libraries large, is compiled once. So no two of them may give one name to two things, nor two shapes to one (Json).
-# Generated sources, which do not keep to that, are compiled alone; the preset "dev" compiles every source so.
+# small and libraries large, is compiled once. So a name means one thing in all of them: Json is nlohmann::json, the ordered one is
+# OrderedJson. Generated sources, which do not keep to that, are compiled alone; the preset "dev" compiles every source so.
 function(kvhive_unite target)
   if(CMAKE_DISABLE_PRECOMPILE_HEADERS)
     return()

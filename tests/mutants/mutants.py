@@ -154,10 +154,11 @@ def make(build, mutant, folder):
     for number, name in enumerate(affected_objects(build, mutant)):
         command, source = compile_commands[name], source_of(compile_commands[name])
         made[name] = folder / f"{number}.o"
-        mutated_source = mutated if source == str(ROOT / mutant["file"]) else source
-        if str(ROOT / mutant["file"]) in (parts := parts_of(source)) and mutated_source == source:
+        parts = [mutated if part == str(ROOT / mutant["file"]) else part for part in parts_of(source)]
+        mutated_source = parts[0]
+        if len(parts) > 1:
             mutated_source = folder / f"{number}.cpp"
-            mutated_source.write_text("".join(f'#include "{mutated if part == str(ROOT / mutant["file"]) else part}"\n' for part in parts))
+            mutated_source.write_text("".join(f'#include "{part}"\n' for part in parts))
         command = re.sub(r" -MD -MT \S+ -MF \S+", "", command).replace(f" -o {name} -c {source}", "")
         command = command.replace(" -I", f" -I{overlay} -I", 1)
         if run(f"{command} -o {made[name]} -c {mutated_source}", build, folder / "log") != 0:

@@ -12,7 +12,7 @@
 
 namespace kvhive {
 
-/// What does not change while the service runs.
+/// What the service says of itself. Its models may become others.
 struct PageFacts {
   std::vector<std::string> models;  ///< the names that requests give, one at least
   std::string version;              ///< of the program
