@@ -22,5 +22,7 @@ struct ResolvedOptions {
 /// The flags of an engine of this model: to_flags(asked), with resolved values in place of the
 /// asked ones, so that an engine cannot resolve them differently.
 std::vector<std::string> to_flags(const ResolvedOptions& options, ModelId model = {});
+/// The same of a process that is for all models.
+std::vector<std::string> flags_of_all_models(const ResolvedOptions& options);
 
 }  // namespace kvhive

@@ -1,6 +1,7 @@
 #include "config/sizing.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <string>
 
 #include "base/byte_size.hpp"
@@ -63,6 +64,14 @@ Expected<PoolSize> size_pool(const Options& options, DeviceKind device, std::siz
   const bool is_one_memory = device != DeviceKind::cuda;
   const std::size_t needed = (device_blocks + (is_one_memory ? host_blocks : 0)) * block_bytes;
   if (auto fits = check_room(needed, memory); !fits) return forward_error(fits);
+  // Elsewhere weights are mapped files, which the kernel reads again when it needs their memory.
+  if (device == DeviceKind::cuda && needed + memory.weights > memory.available)
+    return failure(Errc::out_of_memory,
+                   "the pool needs " + format_bytes(needed) + " and weights " +
+                       format_bytes(memory.weights) + ", " + memory.bound + " has " +
+                       format_bytes(memory.available) +
+                       " available; lower kv-cache-memory-bytes or num-gpu-blocks-override, or "
+                       "serve fewer models");
   if (device_blocks < 2 || device_blocks + host_blocks > kMostBlocks)
     return failure(Errc::bad_argument, "the pool would have " + std::to_string(device_blocks) +
                                            " device blocks of " + format_bytes(block_bytes) +
@@ -72,10 +81,11 @@ Expected<PoolSize> size_pool(const Options& options, DeviceKind device, std::siz
                   static_cast<std::uint32_t>(host_blocks)};
 }
 
-std::uint32_t tokens_in(std::size_t bytes, const KvLayout& layout) {
+std::uint32_t tokens_in(std::size_t bytes, const KvLayout& layout, DeviceKind device) {
   constexpr std::size_t kMost = 1024;
   const std::size_t now = layout.block_size;
-  const std::size_t times = std::min(bytes / layout.block_bytes(), kMost / now);
+  std::size_t times = std::min(bytes / layout.block_bytes(), kMost / now);
+  if (device == DeviceKind::cuda) times = std::bit_floor(times);
   return static_cast<std::uint32_t>(std::max(times, std::size_t{1}) * now);
 }
 

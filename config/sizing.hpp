@@ -53,8 +53,9 @@ bool needs_profile_run(const Options& options);
                                            std::size_t block_bytes, const MemoryFigures& memory);
 
 /// How many tokens a block of the model has, if blocks have `bytes`: a multiple of what it has in
-/// `layout`, as far as they fit, and at most 1024.
-std::uint32_t tokens_in(std::size_t bytes, const KvLayout& layout);
+/// `layout`, as far as they fit, and at most 1024. On a GPU the multiple is a power of two, so that
+/// what is a power of two, as its kernels take it, stays one.
+std::uint32_t tokens_in(std::size_t bytes, const KvLayout& layout, DeviceKind device);
 
 /// Pads the models' blocks to the same number of bytes.
 void equalize(std::span<KvLayout*> layouts);

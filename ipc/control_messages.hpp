@@ -337,7 +337,8 @@ struct ReopenLog {
 
 // -- the maker: the child that makes a GPU's memory; it has a socket pair of its own --------------
 
-/// maker -> keeper: the memory is made. Carries the descriptors of the arena and of the weights.
+/// maker -> keeper: the memory is made. Carries the descriptors of the arena and of each model's
+/// weights.
 struct GpuMemory {
   static constexpr MessageType kType = MessageType::gpu_memory;
   std::uint32_t needs_its_maker = 0;  ///< 1 = the driver frees the memory when the maker ends

@@ -31,8 +31,8 @@ struct PacketHeader {
   std::uint32_t payload_bytes = 0;  ///< the tail begins after these bytes
 };
 
-/// The most descriptors in a packet, and the most bytes after its header.
-inline constexpr std::size_t kMostFds = 8;
+/// The most descriptors in a packet (those of a GPU's memory), and the most bytes after its header.
+inline constexpr std::size_t kMostFds = 1 + kMostModels;
 inline constexpr std::size_t kMostTail = std::size_t{256} << 10;
 inline constexpr std::size_t kMostPayload = []<class... T>(const std::tuple<T...>*) {
   return std::max({kPayloadBytes<T>...});

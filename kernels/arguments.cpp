@@ -109,6 +109,11 @@ void check_arguments(const GateMultiplyArgs& args) {
   KV_CHECK(args.T >= 0 && args.I > 0 && args.in_stride >= args.I, args.T, args.I, args.in_stride);
 }
 
+void check_arguments(const TuneQueriesArgs& args) {
+  KV_CHECK(is_activation(args.dtype), int(args.dtype));
+  KV_CHECK(args.T >= 0 && args.width > 0 && args.floor > 0, args.T, args.width, args.floor);
+}
+
 void check_arguments(const SoftCapArgs& args) {
   KV_CHECK(args.count >= 0 && args.cap > 0, args.count, args.cap);
 }

@@ -22,6 +22,7 @@ void check_arguments(const AddRmsNormArgs& args);
 void check_arguments(const RotateArgs& args);
 void check_arguments(const RotatePairsArgs& args);
 void check_arguments(const GateMultiplyArgs& args);
+void check_arguments(const TuneQueriesArgs& args);
 void check_arguments(const SoftCapArgs& args);
 /// args.choices must be in host memory.
 void check_arguments(const SampleArgs& args);

@@ -27,7 +27,8 @@ struct ChooseExpertsArgs {
   float* weights = nullptr;         ///< [T, k] of those experts
   std::int32_t T = 0, E = 0, k = 0;
   bool are_weights_normed = false;  ///< the weights of a token add up to 1
-  float scale = 1;                  ///< of the weights
+  bool are_sigmoids = false;  ///< a weight is the sigmoid of the logit (Llama 4), no likelihood
+  float scale = 1;            ///< of the weights
   /// Groups of E / groups consecutive experts; a token's experts are in so many of them.
   std::int32_t groups = 1, chosen_groups = 1;
 };
@@ -61,10 +62,10 @@ struct ExpertProductArgs {
 static_assert(std::is_trivially_copyable_v<ExpertProductArgs>);
 
 /// out[t] = sum over i, ascending, of weights[t, i] * y[places[t*k+i]] (+ out[t] if adds_to_out),
-/// in f32.
+/// in f32. Without `weights`, all are 1.
 struct MixExpertsArgs {
   const void* y = nullptr;               ///< [T*k, width] of dtype
-  const float* weights = nullptr;        ///< [T, k]
+  const float* weights = nullptr;        ///< [T, k], or null
   const std::int32_t* places = nullptr;  ///< [T*k] of SortByExpertArgs
   float* out = nullptr;                  ///< [T, width]
   std::int32_t T = 0, k = 0, width = 0;

@@ -60,7 +60,7 @@ static_assert(std::is_trivially_copyable_v<RotateArgs>);
 /// place to another.
 struct RotatePairsArgs {
   const void* from = nullptr;               ///< T * H heads of D elements of dtype
-  void* to = nullptr;                       ///< likewise; no overlap
+  void* to = nullptr;                       ///< likewise; the same, or no overlap
   const std::int32_t* positions = nullptr;  ///< [T]
   const float* frequencies = nullptr;       ///< [D/2] radians per position
   std::int32_t T = 0, H = 0, D = 0;
@@ -70,13 +70,26 @@ struct RotatePairsArgs {
 };
 static_assert(std::is_trivially_copyable_v<RotatePairsArgs>);
 
+/// q[t] *= 1 + scale * log(1 + floor((position + 1) / floor)): the queries of layers without
+/// rotation grow with the number of keys (Llama 4).
+struct TuneQueriesArgs {
+  void* q = nullptr;                        ///< [T, width] of dtype, in place
+  const std::int32_t* positions = nullptr;  ///< [T]
+  std::int32_t T = 0, width = 0;
+  float floor = 1, scale = 0;
+  Dtype dtype = Dtype::f32;  ///< f32, bf16 or f16
+};
+static_assert(std::is_trivially_copyable_v<TuneQueriesArgs>);
+
 /// The function between the halves of a feed-forward network.
 enum class Activation : std::uint8_t {
   silu,  ///< x / (1 + exp(-x))
   gelu,  ///< x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))
 };
 
-/// out = activation(gate) * up. `gate` and `up` may be the two halves of one matrix.
+/// out = activation(gate) * up. `gate` and `up` may be the two halves of one matrix. With
+/// `weights`, both are first multiplied by their row's weight: they are then products of a weighted
+/// input.
 struct GateMultiplyArgs {
   const void* gate = nullptr;  ///< T rows of I, of dtype
   const void* up = nullptr;    ///< likewise
@@ -85,6 +98,8 @@ struct GateMultiplyArgs {
   std::int64_t in_stride = 0;  ///< elements from one row of gate or up to the next
   Dtype dtype = Dtype::f32;    ///< f32, bf16 or f16
   Activation activation = Activation::silu;
+  const float* weights = nullptr;       ///< by pair of token and expert; null: all are 1
+  const std::int32_t* pairs = nullptr;  ///< [T] each row's pair; only with `weights`
 };
 static_assert(std::is_trivially_copyable_v<GateMultiplyArgs>);
 
@@ -100,6 +115,7 @@ void embed_reference(const EmbedArgs& args);
 void add_rms_norm_reference(const AddRmsNormArgs& args);
 void rotate_reference(const RotateArgs& args);
 void rotate_pairs_reference(const RotatePairsArgs& args);
+void tune_queries_reference(const TuneQueriesArgs& args);
 void gate_multiply_reference(const GateMultiplyArgs& args);
 void soft_cap_reference(const SoftCapArgs& args);
 

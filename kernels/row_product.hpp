@@ -3,6 +3,7 @@
 // number of rows in the call, nor on the thread or warp that computes it. Letters as in
 // paged_kv.hpp; N is the width of the output, K that of the input.
 
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
@@ -34,5 +35,35 @@ static_assert(std::is_trivially_copyable_v<RowProductArgs>);
 
 /// In double precision, rounded once at the end.
 void row_product_reference(const RowProductArgs& args);
+
+/// An adapter's matrices beside one of the model's: A [rank, K] and B [N, rank], both row-major.
+struct AdapterMatrices {
+  std::uint64_t a = 0, b = 0;  ///< in bytes from AdapterProductArgs::base
+  std::int32_t rank = 0;       ///< 0 = the adapter has nothing beside this matrix
+  float scale = 0;
+};
+static_assert(std::is_trivially_copyable_v<AdapterMatrices>);
+
+/// y[t] += scale * B (A x[t]) with the matrices of row t's adapter. A x is kept in f32, and what is
+/// added is rounded with y.
+///
+/// Source: Hu et al., LoRA (2021); several adapters in a batch: Chen et al., Punica (2023).
+struct AdapterProductArgs {
+  const void* x = nullptr;  ///< [T, K] of dtype
+  const std::byte* base = nullptr;
+  const AdapterMatrices* matrices = nullptr;  ///< by adapter
+  const std::int32_t* adapters = nullptr;     ///< [T] a row's adapter, -1 = none
+  float* narrow = nullptr;                    ///< [T, R] scratch
+  void* y = nullptr;                          ///< [T, N] of out_dtype
+  std::int32_t T = 0, N = 0, K = 0;
+  std::int32_t R = 0;             ///< at least every rank
+  std::int64_t y_stride = 0;      ///< elements from one row of y to the next; 0: N
+  Dtype dtype = Dtype::bf16;      ///< of x, A and B: bf16, f16 or f32
+  Dtype out_dtype = Dtype::bf16;  ///< bf16, f16 or f32
+};
+static_assert(std::is_trivially_copyable_v<AdapterProductArgs>);
+
+/// In double precision, rounded once at the end; leaves `narrow` alone.
+void adapter_product_reference(const AdapterProductArgs& args);
 
 }  // namespace kvhive

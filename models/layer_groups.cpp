@@ -76,10 +76,15 @@ LayerGroups groups_of(const ModelConfig& config, const KvLayout& layout) {
   return groups.layers == layout.layers ? groups : group_layers(config);
 }
 
+AttentionKind attention_kind(const ModelConfig& config, const LayerGroups& groups,
+                             std::int32_t layer) {
+  return {groups.places[std::size_t(layer)].group, config.window_of(layer), config.chunk_of(layer)};
+}
+
 std::vector<AttentionKind> attention_kinds(const ModelConfig& config, const LayerGroups& groups) {
   std::vector<AttentionKind> kinds;
   for (std::int32_t layer = 0; layer < config.layers; ++layer) {
-    const AttentionKind kind{groups.places[std::size_t(layer)].group, config.window_of(layer)};
+    const AttentionKind kind = attention_kind(config, groups, layer);
     if (std::ranges::find(kinds, kind) == kinds.end()) kinds.push_back(kind);
   }
   return kinds;

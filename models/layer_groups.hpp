@@ -26,10 +26,11 @@ struct LayerGroups {
   std::uint32_t layers = 0;        ///< that a block has room for; a group may have fewer
 };
 
-/// Layers whose attention is planned at once: they have one table and one window.
+/// Layers whose attention is planned at once: they have one table, and one window or chunk.
 struct AttentionKind {
   GroupId group{};
   std::int32_t window = 0;  ///< tokens, 0 = none
+  std::int32_t chunk = 0;   ///< tokens, 0 = none
   friend bool operator==(const AttentionKind&, const AttentionKind&) = default;
 };
 
@@ -45,6 +46,8 @@ LayerGroups group_layers(const ModelConfig& config);
 /// The one of these two whose blocks have as many layers as `layout` says.
 LayerGroups groups_of(const ModelConfig& config, const KvLayout& layout);
 
+AttentionKind attention_kind(const ModelConfig& config, const LayerGroups& groups,
+                             std::int32_t layer);
 /// What differs between the model's layers, in the order of its first layers.
 std::vector<AttentionKind> attention_kinds(const ModelConfig& config, const LayerGroups& groups);
 

@@ -21,11 +21,11 @@ Expected<void> zero_blocks(Device& device, const OrderedStream& stream, std::byt
 }
 
 DeviceSwapper::DeviceSwapper(Device& device, const PoolMemory& memory, SwapCopies copies,
-                             const SwapLimits& limits)
+                             const SwapLimits& limits, ModelId model)
     : device_(device),
       memory_(memory),
       copies_(std::move(copies)),
-      parts_(memory.geometry().models[0].kv, limits.part_bytes),
+      parts_(memory.geometry()[model].kv, limits.part_bytes),
       block_bytes_(memory.geometry().block_bytes()) {}
 
 DeviceSwapper::~DeviceSwapper() {
@@ -40,9 +40,10 @@ DeviceSwapper::~DeviceSwapper() {
 Expected<std::unique_ptr<DeviceSwapper>> DeviceSwapper::create(Device& device,
                                                                const PoolMemory& memory,
                                                                SwapCopies copies,
-                                                               const SwapLimits& limits) {
-  auto swapper =
-      std::unique_ptr<DeviceSwapper>(new DeviceSwapper(device, memory, std::move(copies), limits));
+                                                               const SwapLimits& limits,
+                                                               ModelId model) {
+  auto swapper = std::unique_ptr<DeviceSwapper>(
+      new DeviceSwapper(device, memory, std::move(copies), limits, model));
   if (auto prepared = swapper->prepare(limits); !prepared) return forward_error(prepared);
   return swapper;
 }

@@ -52,8 +52,10 @@ struct SwapLimits {
 class DeviceSwapper final : public Swapper {
  public:
   /// \param memory its device arena is set, and its host arena is page-locked
+  /// \param model  whose layers are copied to the device one after the other
   [[nodiscard]] static Expected<std::unique_ptr<DeviceSwapper>> create(
-      Device& device, const PoolMemory& memory, SwapCopies copies, const SwapLimits& limits = {});
+      Device& device, const PoolMemory& memory, SwapCopies copies, const SwapLimits& limits = {},
+      ModelId model = {});
   ~DeviceSwapper() override;
 
   /// Starts the plan's copies. Call finish() before the next move().
@@ -80,7 +82,7 @@ class DeviceSwapper final : public Swapper {
 
  private:
   DeviceSwapper(Device& device, const PoolMemory& memory, SwapCopies copies,
-                const SwapLimits& limits);
+                const SwapLimits& limits, ModelId model);
 
   [[nodiscard]] Expected<void> prepare(const SwapLimits& limits);
   [[nodiscard]] Expected<void> start_out(const StepPlan& plan);

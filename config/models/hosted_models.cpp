@@ -119,10 +119,6 @@ Expected<void> check_models(const Options& options, std::span<const HostedModel>
     return tl::unexpected(wrong("lora-modules", options.lora_modules,
                                 "is for a daemon with one model; start another daemon for the "
                                 "model with adapters"));
-  if (options.device == RequestedDevice::cuda)
-    return tl::unexpected(wrong("device", "cuda",
-                                "is for a daemon with one model: weights of several are not "
-                                "shared on a GPU yet; use --device cpu"));
   return {};
 }
 
@@ -160,7 +156,6 @@ Options options_of(const Options& options, std::span<const HostedModel> models, 
   Options own = options;
   if (models.size() > 1) own.model = one.name + "=" + one.directory;
   own.model_options.clear();
-  if (models.size() > 1) own.device = RequestedDevice::cpu;
   own.engines = all_engines(models);
   if (one.block_size != 0) own.block_size = one.block_size;
   own.max_model_len = one.max_model_len;

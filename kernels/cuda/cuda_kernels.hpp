@@ -65,6 +65,7 @@ using CudaStream = CUstream_st*;  ///< cudaStream_t
 [[nodiscard]] Expected<void> add_rms_norm_cuda(const AddRmsNormArgs& args, CudaStream stream);
 [[nodiscard]] Expected<void> rotate_cuda(const RotateArgs& args, CudaStream stream);
 [[nodiscard]] Expected<void> rotate_pairs_cuda(const RotatePairsArgs& args, CudaStream stream);
+[[nodiscard]] Expected<void> tune_queries_cuda(const TuneQueriesArgs& args, CudaStream stream);
 [[nodiscard]] Expected<void> gate_multiply_cuda(const GateMultiplyArgs& args, CudaStream stream);
 [[nodiscard]] Expected<void> soft_cap_cuda(const SoftCapArgs& args, CudaStream stream);
 
@@ -72,6 +73,12 @@ using CudaStream = CUstream_st*;  ///< cudaStream_t
 /// bytes. f32 has one order of additions over K and takes any K. A row's bits depend on that row
 /// alone. At most 65,535 products in a call.
 [[nodiscard]] Expected<void> row_product_cuda(const RowProductArgs& args, CudaStream stream);
+
+/// K is a multiple of four, rows of x and A are aligned to four elements. A row's bits depend on
+/// that row and its adapter alone. Grids depend on T, N and R alone, so steps can be recorded as
+/// graphs.
+[[nodiscard]] Expected<void> adapter_product_cuda(const AdapterProductArgs& args,
+                                                  CudaStream stream);
 
 /// A mixture of experts. Grids depend on T, k, E and N alone, so steps can be recorded as graphs;
 /// E is at most 1024, k at most 32. Sorting gives the same order every time.

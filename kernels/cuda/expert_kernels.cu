@@ -92,6 +92,7 @@ __global__ void __launch_bounds__(kChooseThreads)
   for (int i = 0; i < args.k; ++i) {
     float likelihood;
     const int chosen = take_largest(likelihoods, args.E, lane, &likelihood);
+    if (args.are_sigmoids) likelihood = 1.0f / (1.0f + expf(-logits[chosen]));
     sum_of_chosen += likelihood;
     if (lane == i) {
       expert = chosen;
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(kMixThreads)
   if (pack >= packs) return;
   Values<kPack> sums = {};
   for (int i = 0; i < args.k; ++i) {
-    const float weight = args.weights[token * args.k + i];
+    const float weight = args.weights == nullptr ? 1.0f : args.weights[token * args.k + i];
     const std::int64_t place = args.places[token * args.k + i];
     const auto y = load_pack<kPack>(args.y, place * packs + pack, args.dtype);
 #pragma unroll

@@ -49,12 +49,27 @@ __global__ void __launch_bounds__(kThreads)
   std::int64_t row, pack;
   if (!find_pack(packs, &row, &pack)) return;
   const std::int64_t in = row * (args.in_stride / kPack) + pack;
+  const float weight = args.weights == nullptr ? 1.0f : args.weights[args.pairs[row]];
   const auto gate = load_pack<kPack>(args.gate, in, args.dtype);
   const auto up = load_pack<kPack>(args.up, in, args.dtype);
   Values<kPack> out;
 #pragma unroll
-  for (int e = 0; e < kPack; ++e) out.of[e] = activated<kActivation>(gate.of[e]) * up.of[e];
+  for (int e = 0; e < kPack; ++e)
+    out.of[e] = activated<kActivation>(weight * gate.of[e]) * (weight * up.of[e]);
   store_pack(args.out, row * packs + pack, args.dtype, out);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    tune_queries(const __grid_constant__ TuneQueriesArgs args) {
+  const int packs = args.width / kPack;
+  std::int64_t row, pack;
+  if (!find_pack(packs, &row, &pack)) return;
+  const float turns = floorf((static_cast<float>(args.positions[row]) + 1.0f) / args.floor);
+  const float factor = logf(turns + 1.0f) * args.scale + 1.0f;
+  auto values = load_pack<kPack>(args.q, row * packs + pack, args.dtype);
+#pragma unroll
+  for (int e = 0; e < kPack; ++e) values.of[e] *= factor;
+  store_pack(args.q, row * packs + pack, args.dtype, values);
 }
 
 __global__ void __launch_bounds__(kThreads) soft_cap(const __grid_constant__ SoftCapArgs args) {
@@ -298,6 +313,18 @@ Expected<void> rotate_pairs_cuda(const RotatePairsArgs& args, CudaStream stream)
                       : args.dtype == Dtype::f16 ? rotate_pairs<Dtype::f16>
                                                  : rotate_pairs<Dtype::f32>;
   return launch(kernel, *grid, dim3{kThreads, 1, 1}, 0, stream, args);
+}
+
+Expected<void> tune_queries_cuda(const TuneQueriesArgs& args, CudaStream stream) {
+  const bool is_aligned = are_aligned(kPack, args.dtype, args.q);
+  if (auto ok = check_rows("tune queries", args.T, args.width, args.dtype, is_aligned); !ok)
+    return ok;
+  if (!(args.floor > 0))
+    return failure(Errc::bad_argument, "tune queries: a floor of " + std::to_string(args.floor));
+  if (args.T == 0) return {};
+  auto grid = grid_of("tune queries", args.T, blocks_for(args.width));
+  if (!grid) return forward_error(grid);
+  return launch(tune_queries, *grid, dim3{kThreads, 1, 1}, 0, stream, args);
 }
 
 Expected<void> soft_cap_cuda(const SoftCapArgs& args, CudaStream stream) {

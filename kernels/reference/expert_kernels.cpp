@@ -47,11 +47,15 @@ void choose_experts_reference(const ChooseExpertsArgs& args) {
   for (std::size_t t = 0; t < static_cast<std::size_t>(args.T); ++t) {
     const auto values = likelihoods(args, std::span(args.logits + t * E, E));
     auto chosen = largest(values, k);
+    const auto weight_of = [&](std::int32_t e) {
+      return args.are_sigmoids ? 1 / (1 + std::exp(-args.logits[t * E + std::size_t(e)]))
+                               : values[std::size_t(e)];
+    };
     float sum = 0;
-    for (const std::int32_t e : chosen) sum += values[e];
+    for (const std::int32_t e : chosen) sum += weight_of(e);
     std::ranges::sort(chosen);
     for (std::size_t i = 0; i < k; ++i) {
-      const float weight = values[chosen[i]];
+      const float weight = weight_of(chosen[i]);
       args.experts[t * k + i] = chosen[i];
       args.weights[t * k + i] = (args.are_weights_normed ? weight / sum : weight) * args.scale;
     }
@@ -94,7 +98,7 @@ void mix_experts_reference(const MixExpertsArgs& args) {
     for (std::size_t d = 0; d < width; ++d) {
       double sum = 0;
       for (std::size_t i = 0; i < k; ++i)
-        sum += double{args.weights[t * k + i]} *
+        sum += (args.weights == nullptr ? 1 : double{args.weights[t * k + i]}) *
                load_element(args.y, static_cast<std::size_t>(args.places[t * k + i]) * width + d,
                             args.dtype);
       float& out = args.out[t * width + d];

@@ -102,12 +102,25 @@ void rotate_pairs_reference(const RotatePairsArgs& args) {
       }
 }
 
+void tune_queries_reference(const TuneQueriesArgs& args) {
+  check_arguments(args);
+  const std::size_t width = args.width;
+  for (std::size_t t = 0; t < std::size_t(args.T); ++t) {
+    const float turns = std::floor((static_cast<float>(args.positions[t]) + 1) / args.floor);
+    const double factor = std::log(double{turns} + 1) * args.scale + 1;
+    for (std::size_t i = t * width; i < (t + 1) * width; ++i)
+      store_element(args.q, i, static_cast<float>(load_element(args.q, i, args.dtype) * factor),
+                    args.dtype);
+  }
+}
+
 void gate_multiply_reference(const GateMultiplyArgs& args) {
   check_arguments(args);
   for (std::size_t t = 0; t < std::size_t(args.T); ++t)
     for (std::size_t i = 0; i < std::size_t(args.I); ++i) {
-      const double gate = load_element(args.gate, t * args.in_stride + i, args.dtype);
-      const double up = load_element(args.up, t * args.in_stride + i, args.dtype);
+      const double weight = args.weights == nullptr ? 1 : args.weights[args.pairs[t]];
+      const double gate = weight * load_element(args.gate, t * args.in_stride + i, args.dtype);
+      const double up = weight * load_element(args.up, t * args.in_stride + i, args.dtype);
       store_element(args.out, t * args.I + i,
                     static_cast<float>(activated(args.activation, gate) * up), args.dtype);
     }

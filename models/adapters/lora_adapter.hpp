@@ -1,9 +1,5 @@
 #pragma once
-// A LoRA adapter, as PEFT writes it: a directory with adapter_config.json and
-// adapter_model.safetensors. Beside a matrix W of the model it has A [rank, in] and B [out, rank],
-// and the layer computes W x + scale B (A x).
-//
-// Source: Hu et al., LoRA (2021); PEFT's LoraConfig.
+// A LoRA adapter (lora_file.hpp) on the CPU: its matrices are f32 copies.
 
 #include <cstdint>
 #include <filesystem>
@@ -13,15 +9,15 @@
 #include <vector>
 
 #include "base/expected.hpp"
-#include "models/config/model_config.hpp"
+#include "models/adapters/lora_file.hpp"
 #include "models/product/matmul.hpp"
 
 namespace kvhive {
 
 class LoraAdapter {
  public:
-  /// Errors name the file, the field or tensor, and what is expected: what kvhive does not compute
-  /// (DoRA, biases, patterns of ranks, adapters of embeddings or experts) is refused.
+  explicit LoraAdapter(const LoraFile& file);
+  /// Errors are LoraFile::open()'s.
   [[nodiscard]] static Expected<LoraAdapter> load(const std::filesystem::path& directory,
                                                   const ModelConfig& config);
 

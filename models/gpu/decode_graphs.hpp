@@ -28,6 +28,7 @@ struct DecodeShape {
   std::int32_t rows = 0;              ///< T, B and n
   std::int32_t blocks = 0;            ///< M
   std::int32_t likeliest = 0;         ///< K
+  bool is_adapted = false;            ///< some row has an adapter
   std::vector<PlanCounts> attention;  ///< one for each kind of layers
   std::byte* kv_base = nullptr;       ///< address of the arena, which a graph contains
   KvLayout layout;

@@ -28,23 +28,32 @@ std::size_t most_splits_per_token(const std::vector<AttentionKind>& kinds,
   return most;
 }
 
+/// Of the block tables that a kind of layers has in a step. A chunk has no more blocks than
+/// tokens, and borders of chunks cut a step's sequences.
+std::size_t most_table_entries(const AttentionKind& kind, const GpuLimits& limits) {
+  const std::size_t sequences = limits.sequences, blocks = limits.blocks;
+  if (kind.chunk == 0) return sequences * blocks;
+  const std::size_t chunk = kind.chunk, block_size = limits.kv_tokens / limits.blocks;
+  return (2 * sequences + limits.tokens / chunk) * std::min(blocks, chunk / block_size);
+}
+
 /// The most bytes that a step copies to the device, each part aligned.
 std::size_t most_input_bytes(const std::vector<AttentionKind>& kinds, std::size_t groups,
                              const GpuLimits& limits) {
   const std::size_t tokens = limits.tokens, rows = limits.logit_rows;
-  const std::size_t tables = tokens * sizeof(std::int64_t) +
-                             std::size_t(limits.sequences) * limits.blocks * sizeof(BlockId) +
-                             2 * kInputAlignment;
-  std::size_t bytes = tokens * (sizeof(TokenId) + sizeof(std::int32_t)) + groups * tables +
-                      rows * (sizeof(std::int32_t) + sizeof(SampleChoice)) + 4 * kInputAlignment;
+  const std::size_t slots = tokens * sizeof(std::int64_t) + kInputAlignment;
+  // Of a token: itself, its position and its adapter.
+  std::size_t bytes = tokens * (sizeof(TokenId) + 2 * sizeof(std::int32_t)) + groups * slots +
+                      rows * (sizeof(std::int32_t) + sizeof(SampleChoice)) + 5 * kInputAlignment;
   // Padding makes a decode step's plan less than twice as large.
   const std::size_t planned = std::max<std::size_t>(tokens, 2 * std::size_t(limits.sequences));
   for (const AttentionKind& kind : kinds)
     bytes +=
-        planned *
-        (splits_per_token(limits, kind.window) * (sizeof(AttentionSplit) + sizeof(AttentionTile)) +
-         sizeof(SplitQuery) +
-         3 * kInputAlignment);  // at worst each token is planned in a call of its own
+        most_table_entries(kind, limits) * sizeof(BlockId) + kInputAlignment +
+        planned * (splits_per_token(limits, kind.window) *
+                       (sizeof(AttentionSplit) + sizeof(AttentionTile)) +
+                   sizeof(SplitQuery) +
+                   3 * kInputAlignment);  // at worst each token is planned in a call of its own
   return bytes;
 }
 
@@ -71,6 +80,7 @@ GpuBufferOffsets::GpuBufferOffsets(const ModelConfig& config, const LayerGroups&
   normed = take(T * hidden * element);
   take_attention(config, T);
   take_feed_forward(config, T);
+  narrow = take(T * std::size_t(limits.adapter_rank) * sizeof(float));
   wanted = take(n * hidden * element);
   logits = take(n * config.vocab_size * sizeof(float));
   const std::size_t attended = config.is_latent() ? config.latent.rank : config.head_size;

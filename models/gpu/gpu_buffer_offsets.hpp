@@ -48,6 +48,7 @@ struct GpuBufferOffsets {
     std::size_t latent, shared_key;    ///< f32 [T, rank], [T, rope]
     std::size_t row_q, attended;       ///< [T, H, rank + rope], [T, H, rank]
   } latents{};
+  std::size_t narrow;  ///< f32 [T, most rank of an adapter]
   std::size_t wanted;  ///< [logit rows, hidden] the normalised rows whose logits are wanted
   std::size_t logits;  ///< f32 [logit rows, vocab]
   std::size_t attention_states, outputs;  ///< scratch of attention, f32; outputs as in OutputParts

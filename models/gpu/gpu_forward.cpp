@@ -8,7 +8,7 @@
 namespace kvhive {
 
 GpuForward::GpuForward(Device& device, const ModelConfig& config, const LayerGroups& groups,
-                       const GpuLimits& limits, const std::byte* region)
+                       const GpuLimits& limits, const std::byte* region, GpuAdapters adapters)
     : device_(device),
       config_(config),
       groups_(groups),
@@ -17,6 +17,7 @@ GpuForward::GpuForward(Device& device, const ModelConfig& config, const LayerGro
       kinds_(attention_kinds(config, groups)),
       offsets_(config, groups, limits),
       region_(region),
+      adapters_(std::move(adapters)),
       rotation_factor_(Rope(config).attention_factor()),
       sliding_rotation_factor_(config.has_sliding_rope()
                                    ? Rope(config.head_size, config.rope.sliding).attention_factor()
@@ -126,6 +127,37 @@ Expected<void> GpuForward::multiply(std::size_t x, const GpuMatrix& matrix, std:
                                     : device_.multiply(fill(DeviceProductArgs{}), stream_);
 }
 
+Expected<void> GpuForward::adapt(const GpuStep& step, const GpuLayer& layer, LayerWeight weight,
+                                 std::size_t x, std::int32_t in, const Rows& y, std::int32_t out) {
+  if (step.adapters == nullptr) return {};
+  const auto matrices =
+      adapters_.beside(static_cast<std::int32_t>(&layer - weights_.layers.data()), weight);
+  if (!matrices) return {};
+  return adapter_product_cuda(
+      {.x = at(x),
+       .base = region_,
+       .matrices = reinterpret_cast<const AdapterMatrices*>(region_ + *matrices),
+       .adapters = step.adapters,
+       .narrow = floats_at(offsets_.narrow),
+       .y = at(y.at),
+       .T = step.T,
+       .N = out,
+       .K = in,
+       .R = limits_.adapter_rank,
+       .y_stride = y.stride,
+       .dtype = config_.dtype,
+       .out_dtype = y.dtype},
+      stream_);
+}
+
+Expected<void> GpuForward::multiply_adapted(const GpuStep& step, const GpuLayer& layer, LayerWeight weight,
+                                    std::size_t x, std::size_t y, Dtype out) {
+  const GpuMatrix& matrix = layer.product(weight);
+  return multiply(x, matrix, y, step.T, out).and_then([&] {
+    return adapt(step, layer, weight, x, matrix.K, {y, out}, matrix.N);
+  });
+}
+
 Expected<void> GpuForward::multiply_heads(RowProductArgs args) {
   args.batch = config_.heads;
   args.x_stride *= config_.heads;
@@ -135,42 +167,89 @@ Expected<void> GpuForward::multiply_heads(RowProductArgs args) {
 }
 
 Expected<void> GpuForward::project_heads(const GpuStep& step, const GpuLayer& layer,
-                                         std::int32_t window) {
-  const bool turns_otherwise = window > 0 && config_.has_sliding_rope();
-  return multiply(offsets_.normed, layer.product(LayerWeight::q), offsets_.q, step.T)
+                                         std::int32_t index) {
+  return multiply_adapted(step, layer, LayerWeight::q, offsets_.normed, offsets_.q)
+      .and_then([&] { return multiply_adapted(step, layer, LayerWeight::k, offsets_.normed, offsets_.k); })
+      .and_then([&] { return multiply_adapted(step, layer, LayerWeight::v, offsets_.normed, offsets_.v); })
       .and_then([&] {
-        return multiply(offsets_.normed, layer.product(LayerWeight::k), offsets_.k, step.T);
-      })
-      .and_then([&] {
-        return multiply(offsets_.normed, layer.product(LayerWeight::v), offsets_.v, step.T);
-      })
-      .and_then([&] {
-        return rotate_cuda(
-            {.q = at(offsets_.q),
-             .k = at(offsets_.k),
-             .positions = step.positions,
-             .frequencies =
-                 f32_at(turns_otherwise ? weights_.sliding_frequencies : weights_.frequencies),
-             .q_norm = f32_at(layer.norm(LayerWeight::q_norm)),
-             .k_norm = f32_at(layer.norm(LayerWeight::k_norm)),
-             .T = step.T,
-             .H = config_.heads,
-             .G = config_.kv_heads,
-             .D = config_.head_size,
-             .eps = config_.rms_norm_eps,
-             .dtype = config_.dtype,
-             .factor = turns_otherwise ? sliding_rotation_factor_ : rotation_factor_},
-            stream_);
+        if (!config_.is_rotated(index)) return tune_queries(step);
+        if (config_.architecture->rotated_pairs == RotatedPairs::neighbours)
+          return rotate_neighbours(step);
+        return rotate_halves(step, layer, config_.window_of(index) > 0);
       });
+}
+
+Expected<void> GpuForward::rotate_halves(const GpuStep& step, const GpuLayer& layer,
+                                         bool has_window) {
+  const bool turns_otherwise = has_window && config_.has_sliding_rope();
+  return rotate_cuda(
+      {.q = at(offsets_.q),
+       .k = at(offsets_.k),
+       .positions = step.positions,
+       .frequencies = f32_at(turns_otherwise ? weights_.sliding_frequencies : weights_.frequencies),
+       .q_norm = f32_at(layer.norm(LayerWeight::q_norm)),
+       .k_norm = f32_at(layer.norm(LayerWeight::k_norm)),
+       .T = step.T,
+       .H = config_.heads,
+       .G = config_.kv_heads,
+       .D = config_.head_size,
+       .eps = config_.rms_norm_eps,
+       .dtype = config_.dtype,
+       .factor = turns_otherwise ? sliding_rotation_factor_ : rotation_factor_},
+      stream_);
+}
+
+Expected<void> GpuForward::rotate_neighbours(const GpuStep& step) {
+  Expected<void> queued;
+  for (const auto& [offset, heads] :
+       {std::pair{offsets_.q, config_.heads}, {offsets_.k, config_.kv_heads}}) {
+    if (queued)
+      queued = rotate_pairs_cuda({.from = at(offset),
+                                  .to = at(offset),
+                                  .positions = step.positions,
+                                  .frequencies = f32_at(weights_.frequencies),
+                                  .T = step.T,
+                                  .H = heads,
+                                  .D = config_.head_size,
+                                  .from_stride = config_.head_size,
+                                  .to_stride = config_.head_size,
+                                  .dtype = config_.dtype,
+                                  .factor = rotation_factor_},
+                                 stream_);
+    if (queued && config_.has_l2_norms)
+      queued = add_rms_norm_cuda({.delta = at(offset),
+                                  .weight = f32_at(weights_.ones),
+                                  .out = at(offset),
+                                  .n = step.T * heads,
+                                  .width = config_.head_size,
+                                  .eps = config_.rms_norm_eps,
+                                  .delta_dtype = config_.dtype,
+                                  .out_dtype = config_.dtype},
+                                 stream_);
+  }
+  return queued;
+}
+
+Expected<void> GpuForward::tune_queries(const GpuStep& step) {
+  const auto [floor, scale] = config_.query_tuning;
+  if (floor == 0) return {};
+  return tune_queries_cuda({.q = at(offsets_.q),
+                            .positions = step.positions,
+                            .T = step.T,
+                            .width = config_.heads * config_.head_size,
+                            .floor = static_cast<float>(floor),
+                            .scale = static_cast<float>(scale),
+                            .dtype = config_.dtype},
+                           stream_);
 }
 
 template <class Args, class Kernel>
 Expected<void> GpuForward::queue_attention(const GpuStep& step, const AttentionKind& kind,
                                            Args args, Kernel kernel) {
-  args.block_table = step.block_table[kind.group.value];
-  args.B = step.B;
-  args.M = step.M;
   const auto place = std::ranges::find(kinds_, kind) - kinds_.begin();
+  args.block_table = step.tables[place].entries;
+  args.B = step.tables[place].B;
+  args.M = step.tables[place].M;
   Expected<void> queued;
   for (const AttentionWork& work : step.attention[place])
     if (queued) queued = kernel(args, work, stream_);
@@ -197,19 +276,18 @@ Expected<void> GpuForward::project_latent_queries(const GpuStep& step, const Gpu
   const auto& buffers = offsets_.latents;
   Expected<void> queued;
   if (shape.query_rank > 0)
-    queued = multiply(offsets_.normed, layer.product(LayerWeight::q_a), buffers.unnormed_q, step.T,
-                      Dtype::f32)
-                 .and_then([&] {
-                   return norm_rows(buffers.unnormed_q, shape.query_rank,
-                                    layer.norm(LayerWeight::q_a_norm), shape.query_rank,
-                                    buffers.narrow_q, config_.dtype, step.T);
-                 })
-                 .and_then([&] {
-                   return multiply(buffers.narrow_q, layer.product(LayerWeight::q_b), offsets_.q,
-                                   step.T);
-                 });
+    queued =
+        multiply_adapted(step, layer, LayerWeight::q_a, offsets_.normed, buffers.unnormed_q, Dtype::f32)
+            .and_then([&] {
+              return norm_rows(buffers.unnormed_q, shape.query_rank,
+                               layer.norm(LayerWeight::q_a_norm), shape.query_rank,
+                               buffers.narrow_q, config_.dtype, step.T);
+            })
+            .and_then([&] {
+              return multiply_adapted(step, layer, LayerWeight::q_b, buffers.narrow_q, offsets_.q);
+            });
   else
-    queued = multiply(offsets_.normed, layer.product(LayerWeight::q), offsets_.q, step.T);
+    queued = multiply_adapted(step, layer, LayerWeight::q, offsets_.normed, offsets_.q);
   const std::size_t element = bytes_of(config_.dtype);
   return queued
       .and_then([&] {
@@ -245,8 +323,7 @@ Expected<void> GpuForward::project_latent_queries(const GpuStep& step, const Gpu
 Expected<void> GpuForward::project_latent_rows(const GpuStep& step, const GpuLayer& layer) {
   const LatentShape& shape = config_.latent;
   const auto& buffers = offsets_.latents;
-  return multiply(offsets_.normed, layer.product(LayerWeight::kv_a), buffers.kv_row, step.T,
-                  Dtype::f32)
+  return multiply_adapted(step, layer, LayerWeight::kv_a, offsets_.normed, buffers.kv_row, Dtype::f32)
       .and_then([&] {
         return norm_rows(buffers.kv_row, shape.row(), layer.norm(LayerWeight::kv_a_norm),
                          shape.rank, buffers.latent, Dtype::f32, step.T);
@@ -297,23 +374,45 @@ Expected<void> GpuForward::attend_latents(const GpuStep& step, const GpuLayer& l
   });
 }
 
-Expected<void> GpuForward::gate(std::int32_t rows, std::int32_t inner) {
+Expected<void> GpuForward::gate(std::int32_t rows, std::int32_t inner, bool has_weighted_inputs) {
   const std::byte* const gate = at(offsets_.gate_up);
   const bool is_gemma = config_.architecture->family == Family::gemma;
-  return gate_multiply_cuda({.gate = gate,
-                             .up = gate + std::size_t(inner) * bytes_of(config_.dtype),
-                             .out = at(offsets_.inner),
-                             .T = rows,
-                             .I = inner,
-                             .in_stride = 2 * std::int64_t{inner},
-                             .dtype = config_.dtype,
-                             .activation = is_gemma ? Activation::gelu : Activation::silu},
-                            stream_);
+  return gate_multiply_cuda(
+      {.gate = gate,
+       .up = gate + std::size_t(inner) * bytes_of(config_.dtype),
+       .out = at(offsets_.inner),
+       .T = rows,
+       .I = inner,
+       .in_stride = 2 * std::int64_t{inner},
+       .dtype = config_.dtype,
+       .activation = is_gemma ? Activation::gelu : Activation::silu,
+       .weights = has_weighted_inputs ? floats_at(offsets_.experts.weights) : nullptr,
+       .pairs = has_weighted_inputs ? numbers_at(offsets_.experts.pairs) : nullptr},
+      stream_);
 }
 
-Expected<void> GpuForward::run_network(const GpuStep& step, const GpuMatrix& gate_and_up,
-                                       const GpuMatrix& down) {
-  return multiply(offsets_.normed, gate_and_up, offsets_.gate_up, step.T)
+Expected<void> GpuForward::run_dense(const GpuStep& step, const GpuLayer& layer) {
+  const std::int32_t inner = layer.product(LayerWeight::down).K;
+  // One product gives both halves of a row of gate_up.
+  const auto adapt_half = [&](LayerWeight weight, std::size_t half) {
+    const std::size_t begin = half * std::size_t(inner) * bytes_of(config_.dtype);
+    return adapt(step, layer, weight, offsets_.normed, config_.hidden_size,
+                 {offsets_.gate_up + begin, config_.dtype, 2 * std::int64_t{inner}}, inner);
+  };
+  return multiply(offsets_.normed, layer.product(LayerWeight::gate), offsets_.gate_up, step.T,
+                  config_.dtype)
+      .and_then([&] { return adapt_half(LayerWeight::gate, 0); })
+      .and_then([&] { return adapt_half(LayerWeight::up, 1); })
+      .and_then([&] { return gate(step.T, inner); })
+      .and_then([&] {
+        return multiply_adapted(step, layer, LayerWeight::down, offsets_.inner, offsets_.delta, Dtype::f32);
+      });
+}
+
+Expected<void> GpuForward::run_shared(const GpuStep& step, const GpuLayer& layer) {
+  const GpuMatrix& down = layer.product(LayerWeight::shared_down);
+  return multiply(offsets_.normed, layer.product(LayerWeight::shared_gate), offsets_.gate_up,
+                  step.T, config_.dtype)
       .and_then([&] { return gate(step.T, down.K); })
       .and_then([&] { return multiply(offsets_.inner, down, offsets_.delta, step.T, Dtype::f32); });
 }
@@ -322,8 +421,7 @@ Expected<void> GpuForward::run_network(const GpuStep& step, const GpuMatrix& gat
 Expected<void> GpuForward::choose_experts(const GpuStep& step, const GpuLayer& layer) {
   const auto& buffers = offsets_.experts;
   auto* const chosen = numbers_at(buffers.chosen);
-  return multiply(offsets_.normed, layer.product(LayerWeight::router), buffers.router, step.T,
-                  Dtype::f32)
+  return multiply(offsets_.normed, layer.product(LayerWeight::router), buffers.router, step.T, Dtype::f32)
       .and_then([&] {
         return choose_experts_cuda({.logits = floats_at(buffers.router),
                                     .experts = chosen,
@@ -332,6 +430,7 @@ Expected<void> GpuForward::choose_experts(const GpuStep& step, const GpuLayer& l
                                     .E = config_.experts,
                                     .k = config_.experts_per_token,
                                     .are_weights_normed = config_.are_expert_weights_normed,
+                                    .are_sigmoids = config_.expert_scores == ExpertScores::sigmoid,
                                     .scale = config_.routed_scale,
                                     .groups = config_.expert_groups.count,
                                     .chosen_groups = config_.expert_groups.chosen},
@@ -365,11 +464,11 @@ Expected<void> GpuForward::run_experts(const GpuStep& step, const GpuLayer& laye
                              .out_dtype = config_.dtype};
   };
   const bool has_shared = config_.shared_experts > 0;
+  const bool has_weighted_inputs = config_.expert_scores == ExpertScores::sigmoid;
   return choose_experts(step, layer)
       .and_then([&] {
         if (!has_shared) return Expected<void>{};
-        return run_network(step, layer.product(LayerWeight::shared_gate),
-                           layer.product(LayerWeight::shared_down));
+        return run_shared(step, layer);
       })
       .and_then([&] {
         ExpertProductArgs args = product(LayerWeight::expert_gate);
@@ -378,7 +477,9 @@ Expected<void> GpuForward::run_experts(const GpuStep& step, const GpuLayer& laye
         args.pairs = numbers_at(buffers.pairs);
         return expert_product_cuda(args, stream_);
       })
-      .and_then([&] { return gate(step.T * config_.experts_per_token, config_.expert_inner); })
+      .and_then([&] {
+        return gate(step.T * config_.experts_per_token, config_.expert_inner, has_weighted_inputs);
+      })
       .and_then([&] {
         ExpertProductArgs args = product(LayerWeight::expert_down);
         args.x = at(offsets_.inner);
@@ -386,16 +487,17 @@ Expected<void> GpuForward::run_experts(const GpuStep& step, const GpuLayer& laye
         return expert_product_cuda(args, stream_);
       })
       .and_then([&] {
-        return mix_experts_cuda({.y = at(buffers.out),
-                                 .weights = floats_at(buffers.weights),
-                                 .places = numbers_at(buffers.places),
-                                 .out = floats_at(offsets_.delta),
-                                 .T = step.T,
-                                 .k = config_.experts_per_token,
-                                 .width = config_.hidden_size,
-                                 .adds_to_out = has_shared,
-                                 .dtype = config_.dtype},
-                                stream_);
+        return mix_experts_cuda(
+            {.y = at(buffers.out),
+             .weights = has_weighted_inputs ? nullptr : floats_at(buffers.weights),
+             .places = numbers_at(buffers.places),
+             .out = floats_at(offsets_.delta),
+             .T = step.T,
+             .k = config_.experts_per_token,
+             .width = config_.hidden_size,
+             .adds_to_out = has_shared,
+             .dtype = config_.dtype},
+            stream_);
       });
 }
 
@@ -403,8 +505,7 @@ Expected<void> GpuForward::run_experts(const GpuStep& step, const GpuLayer& laye
 Expected<void> GpuForward::run_attention(const GpuStep& step, std::int32_t index,
                                          std::byte* kv_base, const KvLayout& layout) {
   const GpuLayer& layer = weights_.layers[index];
-  const std::int32_t window = config_.window_of(index);
-  const AttentionKind kind{groups_.places[index].group, window};
+  const AttentionKind kind = attention_kind(config_, groups_, index);
   const auto attended = [&] {
     if (config_.is_latent())
       return project_latent_queries(step, layer)
@@ -413,7 +514,7 @@ Expected<void> GpuForward::run_attention(const GpuStep& step, std::int32_t index
             return attend_latents(step, layer,
                                   latent_view(kv_base, layout, groups_.places[index].slot), kind);
           });
-    return project_heads(step, layer, window).and_then([&] {
+    return project_heads(step, layer, index).and_then([&] {
       return attend(step, layer_kv(kv_base, layout, index), kind);
     });
   };
@@ -421,8 +522,8 @@ Expected<void> GpuForward::run_attention(const GpuStep& step, std::int32_t index
                      offsets_.normed, step.T)
                     .and_then(attended)
                     .and_then([&] {
-                      return multiply(offsets_.heads, layer.product(LayerWeight::o), offsets_.delta,
-                                      step.T, Dtype::f32);
+                      return multiply_adapted(step, layer, LayerWeight::o, offsets_.heads, offsets_.delta,
+                                      Dtype::f32);
                     });
   if (!queued || !config_.has_norms_behind()) return queued;
   return norm_delta(layer.norm(LayerWeight::post_attention_norm), step.T);
@@ -438,8 +539,7 @@ Expected<void> GpuForward::run_feed_forward(const GpuStep& step, std::int32_t in
                      offsets_.normed, step.T)
                     .and_then([&] {
                       if (config_.is_sparse(index)) return run_experts(step, layer);
-                      return run_network(step, layer.product(LayerWeight::gate),
-                                         layer.product(LayerWeight::down));
+                      return run_dense(step, layer);
                     });
   if (!queued || !has_behind) return queued;
   return norm_delta(layer.norm(LayerWeight::post_feedforward_norm), step.T);

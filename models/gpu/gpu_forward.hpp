@@ -9,6 +9,7 @@
 #include "base/expected.hpp"
 #include "device/device.hpp"
 #include "kernels/cuda/cuda_kernels.hpp"
+#include "models/gpu/gpu_adapters.hpp"
 #include "models/gpu/before_layer.hpp"
 #include "models/gpu/gpu_buffer_offsets.hpp"
 #include "models/gpu/gpu_step.hpp"
@@ -21,7 +22,7 @@ class GpuForward {
   /// \param device  outlives this
   /// \param region  the weights, as upload_weights() lays them out
   GpuForward(Device& device, const ModelConfig& config, const LayerGroups& groups,
-             const GpuLimits& limits, const std::byte* region);
+             const GpuLimits& limits, const std::byte* region, GpuAdapters adapters);
 
   const GpuBufferOffsets& offsets() const { return offsets_; }
   /// Call it once before the others.
@@ -66,17 +67,40 @@ class GpuForward {
                                          std::int32_t n);
   [[nodiscard]] Expected<void> multiply(std::size_t x, const GpuMatrix& matrix, std::size_t y,
                                         std::int32_t T, Dtype out);
-  [[nodiscard]] Expected<void> multiply(std::size_t x, const GpuMatrix& matrix, std::size_t y,
-                                        std::int32_t T) {
-    return multiply(x, matrix, y, T, config_.dtype);
+  [[nodiscard]] Expected<void> multiply_adapted(const GpuStep& step, const GpuLayer& layer,
+                                        LayerWeight weight, std::size_t x, std::size_t y) {
+    return multiply_adapted(step, layer, weight, x, y, config_.dtype);
   }
+  /// Where a product's rows go, and how far they are apart.
+  struct Rows {
+    std::size_t at;  ///< offset
+    Dtype dtype;
+    std::int64_t stride = 0;  ///< elements; 0: as wide as the product
+  };
+  /// Adds what the rows' adapters have beside a layer's matrix.
+  /// \param in, out  its columns and rows
+  [[nodiscard]] Expected<void> adapt(const GpuStep& step, const GpuLayer& layer, LayerWeight weight,
+                                     std::size_t x, std::int32_t in, const Rows& y,
+                                     std::int32_t out);
+  /// The product of a layer's matrix, and what the rows' adapters add.
+  [[nodiscard]] Expected<void> multiply_adapted(const GpuStep& step, const GpuLayer& layer,
+                                        LayerWeight weight, std::size_t x, std::size_t y,
+                                        Dtype out);
   /// A product of each head. \param args  with the strides from one head to the next
   [[nodiscard]] Expected<void> multiply_heads(RowProductArgs args);
   /// Of rows [rows, 2 * inner] in gate_up, to rows [rows, inner] in `inner`.
-  [[nodiscard]] Expected<void> gate(std::int32_t rows, std::int32_t inner);
+  /// \param has_weighted_inputs  they are of pairs of tokens and experts, whose weights count now
+  [[nodiscard]] Expected<void> gate(std::int32_t rows, std::int32_t inner,
+                                    bool has_weighted_inputs = false);
 
+  /// q, k and v of a layer, which are told where they are.
   [[nodiscard]] Expected<void> project_heads(const GpuStep& step, const GpuLayer& layer,
-                                             std::int32_t window);
+                                             std::int32_t index);
+  [[nodiscard]] Expected<void> rotate_halves(const GpuStep& step, const GpuLayer& layer,
+                                             bool has_window);
+  [[nodiscard]] Expected<void> rotate_neighbours(const GpuStep& step);
+  /// Of layers that do not rotate.
+  [[nodiscard]] Expected<void> tune_queries(const GpuStep& step);
   /// By all the calls that the step's plan has for this kind of layers; adds the batch to `args`.
   template <class Args, class Kernel>
   [[nodiscard]] Expected<void> queue_attention(const GpuStep& step, const AttentionKind& kind,
@@ -88,9 +112,10 @@ class GpuForward {
   [[nodiscard]] Expected<void> attend_latents(const GpuStep& step, const GpuLayer& layer,
                                               const PagedLatents& kv, const AttentionKind& kind);
   [[nodiscard]] Expected<void> choose_experts(const GpuStep& step, const GpuLayer& layer);
-  /// One feed-forward network, from `normed` to `delta`.
-  [[nodiscard]] Expected<void> run_network(const GpuStep& step, const GpuMatrix& gate_and_up,
-                                           const GpuMatrix& down);
+  /// The feed-forward network that every token goes through, or that of shared experts, from
+  /// `normed` to `delta`.
+  [[nodiscard]] Expected<void> run_dense(const GpuStep& step, const GpuLayer& layer);
+  [[nodiscard]] Expected<void> run_shared(const GpuStep& step, const GpuLayer& layer);
   /// The experts that the router chooses, from `normed` to `delta`.
   [[nodiscard]] Expected<void> run_experts(const GpuStep& step, const GpuLayer& layer);
 
@@ -107,6 +132,7 @@ class GpuForward {
   std::vector<AttentionKind> kinds_;
   GpuBufferOffsets offsets_;  ///< in `memory_`
   const std::byte* region_;
+  GpuAdapters adapters_;  ///< in `region_`
   float rotation_factor_, sliding_rotation_factor_;
   std::byte* memory_ = nullptr;
   DeviceStream stream_ = nullptr;

@@ -14,6 +14,7 @@ struct GpuLimits {
   std::int32_t kv_tokens = 0;  ///< longest sequence, in whole blocks
   std::int32_t blocks = 0;     ///< of the longest sequence: columns of the block table
   std::int32_t likeliest = 20;
+  std::int32_t adapter_rank = 0;  ///< the most that an adapter has; 0: there are none
   /// Scratch for the states of attention. A step that needs more computes attention in several
   /// calls.
   std::size_t state_bytes = std::size_t{128} << 20;

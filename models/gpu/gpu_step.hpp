@@ -89,11 +89,17 @@ struct GpuStep {
   std::int32_t T = 0, n = 0, K = 0;
   const TokenId* tokens = nullptr;
   const std::int32_t* positions = nullptr;
+  const std::int32_t* adapters = nullptr;         ///< [T], -1 = none; null: none for any row
   std::vector<const std::int64_t*> slot_mapping;  ///< by cache group
-  std::vector<const BlockId*> block_table;        ///< by cache group
   const std::int32_t* logit_rows = nullptr;
   const SampleChoice* choices = nullptr;
-  std::int32_t B = 0, M = 0;
+  /// Block tables [B, M] by kind of layers. To layers with chunks each chunk is a sequence of its
+  /// own: a token sees nothing of those before.
+  struct Tables {
+    const BlockId* entries = nullptr;
+    std::int32_t B = 0, M = 0;
+  };
+  std::vector<Tables> tables;
   /// Rows whose embeddings are given, scaled, in host memory; one entry has all that follow each
   /// other.
   std::span<const EmbeddedRow> embedded{};

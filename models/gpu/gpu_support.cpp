@@ -34,8 +34,6 @@ Expected<void> check_experts(const ModelConfig& config) {
 }  // namespace
 
 Expected<void> check_gpu_model(const ModelConfig& config) {
-  if (config.attention_chunk > 0)
-    return refused(std::string(config.architecture->name) + ": on a GPU there are no chunks");
   if (config.is_latent()) {
     if (auto row = check_row(config, "qk_nope_head_dim", config.latent.nope); !row) return row;
   } else if (config.head_size < 8 || config.head_size > 256 || config.head_size % 8 != 0) {

@@ -15,7 +15,9 @@ namespace kvhive {
 namespace {
 
 void check_limits(const ForwardBatch& batch, std::span<const SampleChoice> choices,
-                  const GpuLimits& limits) {
+                  const GpuLimits& limits, std::size_t adapters) {
+  for (const std::int32_t adapter : batch.adapters)
+    KV_CHECK(adapter < static_cast<std::int32_t>(adapters), adapter, adapters);
   KV_CHECK(batch.tokens.size() <= std::size_t(limits.tokens), batch.tokens.size(), limits.tokens);
   KV_CHECK(batch.kv_len.size() <= std::size_t(limits.sequences), batch.kv_len.size(),
            limits.sequences);
@@ -33,12 +35,13 @@ void check_limits(const ForwardBatch& batch, std::span<const SampleChoice> choic
 
 struct GpuTransformer::State {
   State(Device& of, const ModelConfig& model, const std::byte* region, const GpuLimits& most,
-        const LayerGroups& layer_groups)
+        const LayerGroups& layer_groups, GpuAdapters of_region)
       : device(of),
         config(model),
         groups(layer_groups),
         limits(most),
-        forward(of, model, layer_groups, most, region),
+        adapters(of_region.count()),
+        forward(of, model, layer_groups, most, region, std::move(of_region)),
         graphs(of, most.graphs) {}
   ~State() {
     if (is_under_way) (void)stream.finish();  // queued work uses the memory that is freed now
@@ -50,6 +53,7 @@ struct GpuTransformer::State {
   ModelConfig config;
   LayerGroups groups;
   GpuLimits limits;
+  std::size_t adapters;
   GpuForward forward;
   DeviceBuffer memory;
   StagingBuffer staging;  ///< a step's inputs, then its outputs
@@ -142,9 +146,11 @@ std::size_t GpuTransformer::device_bytes(const ModelConfig& config, const GpuLim
 
 Expected<GpuTransformer> GpuTransformer::create(Device& device, const ModelConfig& config,
                                                 const std::byte* weights, const GpuLimits& limits,
-                                                const LayerGroups& groups) {
+                                                const LayerGroups& groups, GpuAdapters adapters) {
   if (auto supported = check_gpu_model(config); !supported) return forward_error(supported);
-  auto state = std::make_unique<State>(device, config, weights, limits, groups);
+  KV_CHECK(adapters.most_rank() <= limits.adapter_rank, adapters.most_rank(), limits.adapter_rank);
+  auto state =
+      std::make_unique<State>(device, config, weights, limits, groups, std::move(adapters));
   auto memory = DeviceBuffer::allocate(device, state->offsets().bytes);
   if (!memory) return forward_error(memory);
   state->memory = std::move(*memory);
@@ -209,7 +215,7 @@ Expected<void> GpuTransformer::start(const ForwardBatch& batch,
   State& state = *state_;
   KV_CHECK(!state.is_under_way);
   check_batch(batch, state.config, state.groups, layout);
-  check_limits(batch, choices, state.limits);
+  check_limits(batch, choices, state.limits, state.adapters);
   StepInputs inputs(state.staging.data(), state.forward.at(state.offsets().inputs),
                     state.offsets().input_bytes());
   GpuStep step = plan_step(state.forward.step_context(kv_base, layout), batch, choices, inputs);

@@ -21,6 +21,7 @@
 #include "kernels/sampling.hpp"
 #include "models/forward_batch.hpp"
 #include "models/gpu/before_layer.hpp"
+#include "models/gpu/gpu_adapters.hpp"
 #include "models/gpu/gpu_limits.hpp"
 #include "models/config/model_config.hpp"
 
@@ -44,10 +45,12 @@ class GpuTransformer {
   /// \param weights the mapped region that upload_weights() has filled, in this or in another
   /// process
   /// \param groups  where the layers' caches are; the arena's layout is that of these groups
+  /// \param adapters  in that region; no rank is above that of `limits`
   [[nodiscard]] static Expected<GpuTransformer> create(Device& device, const ModelConfig& config,
                                                        const std::byte* weights,
                                                        const GpuLimits& limits,
-                                                       const LayerGroups& groups);
+                                                       const LayerGroups& groups,
+                                                       GpuAdapters adapters = {});
   /// The device memory that create() allocates.
   static std::size_t device_bytes(const ModelConfig& config, const GpuLimits& limits,
                                   const LayerGroups& groups);

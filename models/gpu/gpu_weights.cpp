@@ -1,17 +1,14 @@
 #include "models/gpu/gpu_weights.hpp"
 
-#include <algorithm>
-#include <array>
 #include <cstring>
-#include <functional>
 #include <optional>
 #include <span>
 #include <utility>
 
 #include "base/round_up.hpp"
-#include "device/device_memory.hpp"
 #include "kernels/element.hpp"
 #include "models/gpu/gpu_support.hpp"
+#include "models/gpu/uploader.hpp"
 #include "models/quantized_matrix.hpp"
 #include "models/rope.hpp"
 
@@ -19,7 +16,6 @@ namespace kvhive {
 namespace {
 
 constexpr std::size_t kAlignment = 256;  ///< of tensors: what products read fastest
-constexpr std::size_t kPieceBytes = std::size_t{8} << 20;
 
 /// Assigns offsets to tensors, one after the other.
 class Builder {
@@ -59,7 +55,9 @@ class Builder {
     made.N = first.rows * static_cast<std::int32_t>(stacked.size());
     made.K = first.columns;
     for (const ModelTensor& listed : stacked) {
-      place(made.weights, listed.weight_name(), listed.weight_shape(), config_.dtype);
+      place(made.weights, listed.weight_name(), listed.weight_shape(),
+            std::size_t(listed.rows) * std::size_t(listed.columns), config_.dtype);
+      if (listed.packed) weights_.tensors.back().made = GpuWeights::Made::unpacked;
       ++listed_;
     }
     listed_ = first_listed;
@@ -67,23 +65,23 @@ class Builder {
     const Dtype bias_dtype = first.product == ProductDtype::f32 ? Dtype::f32 : config_.dtype;
     if (first.has_bias)
       for (const ModelTensor& listed : stacked)
-        place(made.bias, listed.bias_name(), listed.bias_shape(), bias_dtype);
+        place(made.bias, listed.bias_name(), listed.bias_shape(), std::size_t(listed.rows),
+              bias_dtype);
     return made;
   }
 
  private:
   std::size_t add(const std::string& name, const std::vector<std::int64_t>& shape, Dtype dtype) {
-    std::size_t begin = kNoTensor;
-    place(begin, name, shape, dtype);
+    std::size_t begin = kNoTensor, count = 1;
+    for (const std::int64_t dim : shape) count *= static_cast<std::size_t>(dim);
+    place(begin, name, shape, count, dtype);
     return begin;
   }
 
   /// Adds a tensor of a stack. The first goes to an aligned offset, which is stored in `begin`;
   /// each other begins where the tensor before it ends.
   void place(std::size_t& begin, const std::string& name, const std::vector<std::int64_t>& shape,
-             Dtype dtype) {
-    std::size_t count = 1;
-    for (const std::int64_t dim : shape) count *= static_cast<std::size_t>(dim);
+             std::size_t count, Dtype dtype) {
     std::size_t offset = weights_.bytes;
     if (begin == kNoTensor)
       begin = offset = reserve(count * bytes_of(dtype));
@@ -122,63 +120,12 @@ void place_layer_weight(Builder& builder, std::span<const ModelTensor> stack, Gp
   if (tensor.weight == LayerWeight::kv_b) layer.to_latent = builder.key_halves(tensor);
 }
 
-/// Uploads through two pieces of page-locked memory in turn: one is filled while the other is
-/// copied to the device.
-class Uploader {
- public:
-  static Expected<Uploader> create(Device& device) {
-    Uploader made(device);
-    for (Piece& piece : made.pieces_) {
-      auto memory = StagingBuffer::allocate(device, kPieceBytes);
-      if (!memory) return forward_error(memory);
-      auto stream = OrderedStream::open(device);
-      if (!stream) return forward_error(stream);
-      piece = {std::move(*memory), std::move(*stream)};
-    }
-    return made;
-  }
-
-  /// \param fill  fill(piece, first) writes the upload's bytes from offset `first` on into `piece`;
-  ///              `first` is a multiple of 4
-  Expected<void> put(std::byte* to, std::size_t bytes,
-                     const std::function<void(std::span<std::byte>, std::size_t)>& fill) {
-    for (std::size_t at = 0; at < bytes; at += kPieceBytes) {
-      const Piece& piece = pieces_[next_++ % pieces_.size()];
-      if (auto ready = piece.stream.finish(); !ready) return ready;
-      const std::size_t count = std::min(kPieceBytes, bytes - at);
-      fill({piece.memory.data(), count}, at);
-      if (auto sent = device_.copy(to + at, piece.memory.data(), count, piece.stream.handle());
-          !sent)
-        return sent;
-    }
-    return {};
-  }
-
-  Expected<void> finish() {
-    Expected<void> all;
-    for (const Piece& piece : pieces_)
-      if (auto done = piece.stream.finish(); !done && all) all = std::move(done);
-    return all;
-  }
-
- private:
-  struct Piece {
-    StagingBuffer memory;
-    OrderedStream stream;
-  };
-
-  explicit Uploader(Device& device) : device_(device) {}
-
-  Device& device_;
-  std::array<Piece, 2> pieces_;
-  std::size_t next_ = 0;
-};
-
 /// A tensor as the region gets it: of its bytes those from `first` on.
 class Conversion {
  public:
-  Conversion(const GpuWeights::Tensor& tensor, const TensorView& from, const LatentShape& latent)
-      : tensor_(tensor), from_(from), latent_(latent) {}
+  Conversion(const GpuWeights::Tensor& tensor, const ModelTensor& listed, const TensorView& from,
+             const LatentShape& latent)
+      : tensor_(tensor), listed_(listed), from_(from), latent_(latent) {}
 
   void operator()(std::span<std::byte> out, std::size_t first) const {
     using Made = GpuWeights::Made;
@@ -188,16 +135,27 @@ class Conversion {
       return;
     }
     const float added = tensor_.made == Made::plus_one ? 1 : 0;
-    const bool is_turned = tensor_.made == Made::key_halves;
     for (std::size_t i = 0; i < out.size() / size; ++i) {
       const std::size_t at = first / size + i;
-      const float value =
-          load_element(from_.bytes.data(), is_turned ? of_key_half(at) : at, from_.dtype);
+      const float value = load_element(from_.bytes.data(), place_of(at), from_.dtype);
       store_element(out.data(), i, value + added, tensor_.dtype);
     }
   }
 
  private:
+  /// Where the files have the tensor's element `at`.
+  std::size_t place_of(std::size_t at) const {
+    switch (tensor_.made) {
+      case GpuWeights::Made::key_halves: return of_key_half(at);
+      case GpuWeights::Made::unpacked: return of_packed(at);
+      default: return at;
+    }
+  }
+  std::size_t of_packed(std::size_t at) const {
+    const std::size_t columns = listed_.columns, row = at / columns, column = at % columns;
+    const std::size_t wide = listed_.packed->wide, expert = listed_.expert;
+    return (expert * columns + column) * wide + std::size_t(listed_.packed->first) + row;
+  }
   /// The element of kv_b_proj, [H * (nope + value), rank], that is element `at` of [H, rank, nope].
   std::size_t of_key_half(std::size_t at) const {
     const std::size_t nope = latent_.nope, rank = latent_.rank;
@@ -206,20 +164,23 @@ class Conversion {
   }
 
   const GpuWeights::Tensor& tensor_;
+  const ModelTensor& listed_;
   const TensorView& from_;
   const LatentShape& latent_;
 };
 
-/// The tensors that are computed here: frequencies, and scales of the cache.
+/// The tensors that are computed here: frequencies, scales of the cache, and ones.
 struct ComputedTensors {
   Rope rope;
   std::optional<Rope> sliding;
   std::vector<float> kv_scales;
+  std::vector<float> ones{};
 
   static Expected<ComputedTensors> of(const ModelConfig& config,
                                       const SafetensorsDirectory& files) {
     ComputedTensors made{Rope(config), {}, {}};
     if (config.has_sliding_rope()) made.sliding.emplace(config.head_size, config.rope.sliding);
+    if (config.has_l2_norms) made.ones.assign(static_cast<std::size_t>(config.head_size), 1.0f);
     for (std::int32_t layer = 0; layer < config.layers; ++layer) {
       const auto scales = read_kv_scales(files, layer);
       if (!scales) return forward_error(scales);
@@ -231,15 +192,12 @@ struct ComputedTensors {
 
   Expected<void> send(Uploader& uploader, const GpuWeights& weights, std::byte* region) const {
     const auto put = [&](std::size_t offset, std::span<const float> values) {
-      const auto bytes = std::as_bytes(values);
-      return uploader.put(region + offset, bytes.size(),
-                          [&](std::span<std::byte> out, std::size_t first) {
-                            std::ranges::copy(bytes.subspan(first, out.size()), out.begin());
-                          });
+      return uploader.put(region + offset, std::as_bytes(values));
     };
     auto sent = put(weights.frequencies, rope.frequencies());
     if (sent && sliding) sent = put(weights.sliding_frequencies, sliding->frequencies());
     if (sent) sent = put(weights.kv_scales, kv_scales);
+    if (sent && !ones.empty()) sent = put(weights.ones, ones);
     return sent;
   }
 };
@@ -272,7 +230,7 @@ Expected<void> send_all(Uploader& uploader, const ModelConfig& config,
     const auto found = elements_of(tensor, listed[tensor.listed], config, files, values);
     if (!found) return forward_error(found);
     sent = uploader.put(region + tensor.offset, tensor.bytes(),
-                        Conversion(tensor, *found, config.latent));
+                        Conversion(tensor, listed[tensor.listed], *found, config.latent));
     if (sent && progress) progress(i + 1, weights.tensors.size());
   }
   return sent;
@@ -285,6 +243,7 @@ GpuWeights::GpuWeights(const ModelConfig& config) {
   const std::size_t frequency_bytes = config.rotated_size() / 2 * sizeof(float);
   frequencies = builder.reserve(frequency_bytes);
   if (config.has_sliding_rope()) sliding_frequencies = builder.reserve(frequency_bytes);
+  if (config.has_l2_norms) ones = builder.reserve(std::size_t(config.head_size) * sizeof(float));
   kv_scales = builder.reserve(std::size_t(config.layers) * 2 * sizeof(float));
   layers.resize(config.layers);
   const auto listed = model_tensors(config);

@@ -1,7 +1,7 @@
 #pragma once
 // A model's weights in one region of device memory, which all engines of a GPU map. The offset of
 // each tensor follows from the model's config alone: one process uploads the weights, and the other
-// processes need no files.
+// processes need not read them. Behind them lie adapters (gpu_adapters.hpp).
 
 #include <array>
 #include <cstddef>
@@ -59,6 +59,7 @@ struct GpuWeights {
     as_it_is,
     plus_one,    ///< Gemma's norms, which the files have less 1
     key_halves,  ///< of kv_b_proj each head's W_UK, transposed
+    unpacked,    ///< one expert's rows, of a tensor with all experts' transposed
   };
   /// A tensor of the model's files, and its place in the region. Bytes between tensors are not
   /// written.
@@ -76,10 +77,11 @@ struct GpuWeights {
   explicit GpuWeights(const ModelConfig& config);
 
   std::vector<Tensor> tensors;
-  std::size_t bytes = 0;  ///< size of the region
+  std::size_t bytes = 0;  ///< size of the region, without adapters
   /// Offsets of the rotary embedding's frequencies, f32 [D/2], which are computed, not read from a
   /// file; of layers with a window, where they rotate otherwise.
   std::size_t frequencies = 0, sliding_frequencies = kNoTensor;
+  std::size_t ones = kNoTensor;  ///< offset of f32 [D]: of norms of heads that have no weights
   /// Offset of f32 [layers, 2]: what K and V of a cache of fp8 are divided by; 1 unless the files
   /// have k_scale and v_scale.
   std::size_t kv_scales = 0;

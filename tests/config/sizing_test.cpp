@@ -57,6 +57,17 @@ TEST(Sizing, UtilizationMinusWeightsAndEnginesIsTheKvCache) {
   EXPECT_EQ(size(options, memory)->device_blocks, 3072u);
 }
 
+TEST(Sizing, WeightsAreInAGpusMemoryToo) {
+  Options options;
+  options.kv_cache_memory_bytes = 10 * kGiB;
+  const MemoryFigures memory{64 * kGiB, 60 * kGiB, 51 * kGiB, 0, "the GPU"};
+  EXPECT_TRUE(size(options, memory));
+  const auto refused = size(options, memory, DeviceKind::cuda);
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().text,
+              HasSubstr("the pool needs 10.00 GiB and weights 51.00 GiB, the GPU has 60.00 GiB"));
+}
+
 /// GPU memory that other processes use does not count, and swap space is in host memory.
 TEST(Sizing, UtilizationOfAGpuIsAShareOfItsFreeMemory) {
   Options options;
@@ -209,12 +220,17 @@ TEST(Sizing, ALengthBeyondTheModelIsAnErrorThatNamesBoth) {
 TEST(Sizing, ABlockHasAsManyTokensOfASmallerModelAsFit) {
   KvLayout small = kLayout;
   small.layers = 10;
-  EXPECT_EQ(tokens_in(kLayout.block_bytes(), kLayout), 16u);
-  EXPECT_EQ(tokens_in(kLayout.block_bytes(), small), 48u);  // 51 of them have room
+  const auto tokens_of = [](std::size_t bytes, const KvLayout& layout) {
+    return tokens_in(bytes, layout, DeviceKind::cpu);
+  };
+  EXPECT_EQ(tokens_of(kLayout.block_bytes(), kLayout), 16u);
+  EXPECT_EQ(tokens_of(kLayout.block_bytes(), small), 48u);  // 51 of them have room
+  EXPECT_EQ(tokens_in(kLayout.block_bytes(), small, DeviceKind::cuda), 32u);
   small.layers = 1;
   small.kv_heads = 1;
-  EXPECT_EQ(tokens_in(kLayout.block_bytes(), small), 1024u);
-  EXPECT_EQ(tokens_in(1, kLayout), 16u);
+  EXPECT_EQ(tokens_of(kLayout.block_bytes(), small), 1024u);
+  EXPECT_EQ(tokens_of(1, kLayout), 16u);
+  EXPECT_EQ(tokens_in(1, kLayout, DeviceKind::cuda), 16u);
 }
 
 TEST(Sizing, BlocksOfSeveralModelsArePaddedToTheSameBytes) {

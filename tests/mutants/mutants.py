@@ -178,7 +178,7 @@ def make(build, mutant, folder):
         return program
     for other in {"kvhive", "kvhived", "kvhive-engine", "kvhive-steward"} - {name_of_program}:
         # A hard link: a daemon looks for its engine where its own file is, and would follow a symbolic one.
-        (folder / other).hardlink_to(build.folder / "bin" / other)
+        (folder / other).hardlink_to(build.folder / mutant.get("others", "bin") / other)
     return build.folder / "bin" / mutant["program"]
 
 

@@ -10,9 +10,12 @@
 #include <iterator>
 
 #include "base/exit_codes.hpp"
+#include "tests/support/demo_adapter.hpp"
 #include "tests/support/temp_directory.hpp"
 #include "tests/tools/daemon.hpp"
 #include "tests/tools/footprint.hpp"
+#include "tests/tools/golden_model.hpp"
+#include "tests/tools/several_models.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -91,6 +94,37 @@ TEST(Gpu, TokensAreTheSameWithGraphsAndWithBatchInvariantProducts) {
     answers.push_back(ids(*answer));
     EXPECT_EQ(answers.back(), answers.front()) << flag;
   }
+}
+
+/// In f32 on the CPU, in bf16 on the GPU: the demo model's tokens are far enough apart for both.
+TEST_P(GpuEitherWay, RequestsWithAdaptersHaveTheTokensOfTheCpu) {
+  const DemoAdapter poet{1}, lawyer{2};
+  const std::string modules = "poet=" + poet.path() + ",lawyer=" + lawyer.path();
+  std::vector<GenerateRequest> requests;
+  for (const char* adapter : {"poet", "", "lawyer", "poet"}) {
+    requests.push_back(request_of(passage(requests.size() * 40, 200), 8));
+    requests.back().adapter = adapter;
+  }
+  const auto tokens_of = [&](const Daemon& daemon) {
+    std::vector<Client> clients;
+    clients.push_back(daemon.connect());
+    std::vector<std::vector<TokenId>> tokens;
+    for (const Progress& done : generate_all(clients, requests)) tokens.push_back(ids(done));
+    return tokens;
+  };
+  std::vector<std::vector<TokenId>> on_cpu;
+  {
+    const Daemon daemon({"--engines", "1", "--kv-cache-memory-bytes", "4M", "--device", "cpu",
+                         "--lora-modules", modules});
+    on_cpu = tokens_of(daemon);
+  }
+  std::vector<std::string> flags = kOnGpu;
+  flags.insert(flags.end(), {"--lora-modules", modules});
+  const Daemon daemon(flags, GetParam().with_gpu);
+  EXPECT_EQ(tokens_of(daemon), on_cpu);
+  signal_process(daemon.engine(0)["pid"], SIGKILL);
+  EXPECT_EQ(tokens_of(daemon), on_cpu);
+  EXPECT_TRUE(daemon.fsck_is_clean());
 }
 
 TEST(Gpu, TokensAreTheSameWithGuesses) {
@@ -217,8 +251,10 @@ TEST(Gpu, OptionsTheKernelsDoNotSupportAreRefusedAtTheStart) {
   struct Unsupported {
     std::string model, flag, said;
   };
+  const GoldenModel chunked("llama4");
   for (const auto& [of, flag, said] :
        {Unsupported{kDemoModel, "--block-size=24", "block-size: '24'"},
+        Unsupported{chunked.path(), "--block-size=32", "attention_chunk_size of 16"},
         Unsupported{kDemoModel, "--system-call-filter=on", "system-call-filter: 'on'"},
         Unsupported{model, "--max-num-seqs=8", "head size 60"}}) {
     const CommandResult refused = run("kvhived",
@@ -406,6 +442,71 @@ TEST(Gpu, DescribingTheModelOpensTheDeviceOnce) {
       });
   EXPECT_EQ(described.exit_code, 1);
   EXPECT_THAT(described.err, HasSubstr("free_bytes: a fault was wanted"));
+}
+
+/// One arena and the weights of all models, shared by descriptors or kept by a process.
+TEST_P(GpuEitherWay, SeveralModelsSayWhatEachSaysAlone) {
+  const Models models;
+  const Requests few = overlapping_requests(3, 6, 2);
+  std::vector<std::string> flags = {"--device",        "cuda", "--max-num-batched-tokens", "64",
+                                    "--max-model-len", "320",  "--max-num-seqs",           "8"};
+  const auto expected = alone(models, few, flags, GetParam().with_gpu);
+  flags.insert(flags.end(), {"--num-gpu-blocks-override", "48", "--swap-space", "16M"});
+  const Daemon daemon(models.flags(flags), GetParam().with_gpu);
+  EXPECT_EQ(model_row(daemon, "small")["block_size"], 32);
+  EXPECT_EQ(together(daemon, models, few), expected);
+  daemon.kill_keeper();  // the next one has the descriptors
+  for (const Json& engine : daemon.status()["engines"]) signal_process(engine["pid"], SIGKILL);
+  EXPECT_EQ(together(daemon, models, few), expected);
+  EXPECT_TRUE(daemon.fsck_is_clean());
+}
+
+/// Layers that see their own chunk and free those before it, beside layers that see everything.
+TEST(Gpu, Llama4HasTheTokensOfTheCpu) {
+  const GoldenModel model("llama4");
+  const std::vector<std::string> flags = {"--model",
+                                          model.path(),
+                                          "--swap-space",
+                                          "8M",
+                                          "--max-model-len",
+                                          "128",
+                                          "--max-num-batched-tokens",
+                                          "64",
+                                          "--max-num-seqs",
+                                          "12"};
+  std::vector<GenerateRequest> requests = golden_requests();
+  requests.resize(8);
+  const auto daemon_with = [&](std::vector<std::string> more, const std::function<void()>& before) {
+    more.insert(more.end(), flags.begin(), flags.end());
+    return Daemon(more, before);
+  };
+  const Tokens expected =
+      tokens_one_by_one(daemon_with({"--kv-cache-memory-bytes", "8M"}, [] {}), requests);
+  const Daemon daemon = daemon_with(
+      {"--device", "cuda", "--engines", "2", "--num-gpu-blocks-override", "40"}, with_gpu);
+  EXPECT_EQ(tokens_at_once(daemon, requests), expected);
+  EXPECT_EQ(tokens_at_once(daemon, requests), expected);
+  EXPECT_GT(daemon.stat()["hit_blocks"], 0);
+  EXPECT_TRUE(daemon.fsck_is_clean());
+}
+
+TEST(Gpu, BlocksThatAnotherModelEvictedComeBack) {
+  const Models models;
+  const Daemon daemon(models.flags({"--device", "cuda", "--max-num-seqs", "8",
+                                    "--max-num-batched-tokens", "64", "--max-model-len", "320",
+                                    "--num-gpu-blocks-override", "48", "--swap-space", "16M"}),
+                      with_gpu);
+  Client hybrid = connect_to(daemon, "hybrid"), small = connect_to(daemon, "small");
+  const GenerateRequest request = request_of(passage(0, 700), 4);
+  const auto before = hybrid.generate(request);
+  for (std::size_t i = 1; i <= 6; ++i)
+    ASSERT_TRUE(small.generate(request_of(passage(i * 300, 1000), 1)));
+  const auto after = hybrid.generate(request);
+  EXPECT_EQ(ids(*after), ids(*before));
+  EXPECT_GT(after->cached_tokens, 100u);
+  EXPECT_GT(daemon.stat()["demoted_blocks"], 10);
+  EXPECT_GT(daemon.stat()["promoted_blocks"], 2);
+  EXPECT_TRUE(daemon.fsck_is_clean());
 }
 
 // -- guests

@@ -3,12 +3,8 @@
 
 #include <gmock/gmock.h>
 
-#include <map>
-
 #include "tests/support/signal_process.hpp"
-#include "tests/tools/small_model.hpp"
-#include "tests/tools/whole_answers.hpp"
-#include "tests/tools/windowed_models.hpp"
+#include "tests/tools/several_models.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -16,96 +12,20 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-/// Full attention in 16 tokens a block, in 32 a block, and two groups with windows.
-struct Models {
-  SmallModel small{};
-  WindowedModel hybrid = WindowedModel::qwen(64, 2);
-
-  std::map<std::string, std::string> directories() const {
-    return {{"demo", kDemoModel}, {"hybrid", hybrid.path()}, {"small", small.path()}};
-  }
-  std::vector<std::string> flags(std::vector<std::string> more) const {
-    for (const auto& [name, directory] : directories())
-      more.insert(more.end(), {"--model", name + "=" + directory});
-    return more;
-  }
-};
-
-std::vector<GenerateRequest> requests() { return overlapping_requests(12, 30, 10); }
-
-Client connect_to(const Daemon& daemon, const std::string& model,
-                  std::optional<std::uint32_t> engine = {}) {
-  ClientOptions options = client_options(daemon.socket());
-  options.model = model;
-  options.engine = engine;
-  options.channel_bytes = std::size_t{16} << 20;
-  auto client = Client::connect(options);
-  KV_CHECK(client.has_value(), client.error().text);
-  return std::move(*client);
-}
-
-/// What each model says alone, in a daemon of its own.
-std::map<std::string, Tokens> alone(const Models& models) {
-  std::map<std::string, Tokens> tokens;
-  for (const auto& [name, directory] : models.directories()) {
-    const Daemon daemon({"--model", directory, "--kv-cache-memory-bytes", "32M",
-                         "--enable-prefix-caching", "false"});
-    std::vector<Client> clients;
-    clients.push_back(daemon.connect());
-    tokens[name] = tokens_of(generate_all(clients, requests()));
-  }
-  return tokens;
-}
-
-/// The same requests to all models at once.
-std::map<std::string, Tokens> together(const Daemon& daemon, const Models& models) {
-  std::map<std::string, std::vector<RequestId>> asked;
-  std::map<std::string, Client> clients;
-  for (const auto& [name, directory] : models.directories()) {
-    Client& client = clients.emplace(name, connect_to(daemon, name)).first->second;
-    for (const GenerateRequest& request : requests())
-      asked[name].push_back(*client.submit(request));
-  }
-  std::map<std::string, Tokens> tokens;
-  for (auto& [name, client] : clients) {
-    std::vector<Progress> results;
-    for (const RequestId request : asked[name]) {
-      Progress whole;
-      while (whole.reason == Finish::none) {
-        Progress news = *client.read(request);
-        news.tokens.insert(news.tokens.begin(), whole.tokens.begin(), whole.tokens.end());
-        whole = std::move(news);
-        if (whole.reason != Finish::none) break;
-        EXPECT_TRUE(client.wait(std::chrono::seconds(60)).has_value());
-      }
-      results.push_back(std::move(whole));
-    }
-    tokens[name] = tokens_of(results);
-  }
-  return tokens;
-}
-
-Json model_row(const Daemon& daemon, const std::string& name) {
-  const Json stat = daemon.stat();
-  for (const Json& model : stat["models"])
-    if (model["name"] == name) return model;
-  return {};
-}
-
 TEST(SeveralModels, SayWhatEachSaysAlone) {
   const Models models;
-  const auto expected = alone(models);
+  const auto expected = alone(models, requests());
   {
     SCOPED_TRACE("everything cached the second time, with other engines and another keeper");
     const Daemon daemon(models.flags({"--engines", "2", "--kv-cache-memory-bytes", "16M"}));
-    EXPECT_EQ(together(daemon, models), expected);
+    EXPECT_EQ(together(daemon, models, requests()), expected);
     const std::uint64_t hits = daemon.stat()["hit_blocks"];
     daemon.kill_keeper();
-    EXPECT_EQ(together(daemon, models), expected);
+    EXPECT_EQ(together(daemon, models, requests()), expected);
     EXPECT_GT(daemon.stat()["hit_blocks"].get<std::uint64_t>(), hits + 3 * 12 * 4);
     const Json status = daemon.status();
     for (const Json& engine : status["engines"]) signal_process(engine["pid"], SIGKILL);
-    EXPECT_EQ(together(daemon, models), expected);
+    EXPECT_EQ(together(daemon, models, requests()), expected);
     EXPECT_TRUE(daemon.fsck_is_clean());
     EXPECT_EQ(model_row(daemon, "small")["block_size"], 32);
     EXPECT_EQ(model_row(daemon, "hybrid")["groups"], 2);
@@ -115,8 +35,8 @@ TEST(SeveralModels, SayWhatEachSaysAlone) {
     const Daemon daemon(models.flags({"--num-gpu-blocks-override", "150", "--swap-space", "4M",
                                       "--preemption-mode", mode, "--max-model-len", "512",
                                       "--max-num-batched-tokens", "64", "--max-num-seqs", "12"}));
-    EXPECT_EQ(together(daemon, models), expected);
-    EXPECT_EQ(together(daemon, models), expected);
+    EXPECT_EQ(together(daemon, models, requests()), expected);
+    EXPECT_EQ(together(daemon, models, requests()), expected);
     EXPECT_GT(daemon.preemptions(), 0u);
     EXPECT_TRUE(daemon.fsck_is_clean());
   }
@@ -124,7 +44,7 @@ TEST(SeveralModels, SayWhatEachSaysAlone) {
 
 TEST(SeveralModels, StreamsGoOnWhenEnginesDie) {
   const Models models;
-  const auto expected = alone(models);
+  const auto expected = alone(models, requests());
   const Daemon daemon(models.flags({"--engines", "2", "--kv-cache-memory-bytes", "16M"}));
   std::atomic<bool> has_ended = false;
   std::thread killer([&] {
@@ -141,7 +61,7 @@ TEST(SeveralModels, StreamsGoOnWhenEnginesDie) {
           std::chrono::seconds(60)));
     }
   });
-  EXPECT_EQ(together(daemon, models), expected);
+  EXPECT_EQ(together(daemon, models, requests()), expected);
   has_ended = true;
   killer.join();
   EXPECT_TRUE(daemon.fsck_is_clean());
@@ -258,6 +178,14 @@ TEST(SeveralModels, ToolsNameTheModel) {
       run("kvhive", models.flags({"layout", "--kv-cache-memory-bytes", "8M", "--format", "json"}));
   ASSERT_THAT(layout.json(), SizeIs(3)) << layout.err;
   EXPECT_EQ(layout.json()[0]["block_bytes"], layout.json()[2]["block_bytes"]);
+  // A third of the bytes a token: on a GPU twice as many tokens, for it takes powers of two.
+  const SmallModel whole(3), third(1);
+  for (const auto& [device, tokens] : {std::pair{"cpu", 48}, {"cuda", 32}})
+    EXPECT_EQ(
+        run("kvhive", {"layout", "--model", "a=" + whole.path(), "--model", "b=" + third.path(),
+                       "--device", device, "--kv-cache-memory-bytes", "8M", "--format", "json"})
+            .json()[1]["block_size"],
+        tokens);
 }
 
 TEST(SeveralModels, WhatCannotBeIsRefusedByName) {
@@ -277,8 +205,6 @@ TEST(SeveralModels, WhatCannotBeIsRefusedByName) {
               HasSubstr("engines: '16' makes 32 with all models"));
   EXPECT_THAT(words({"--model", a, "--model", b, "--lora-modules", "x=/y"}),
               HasSubstr("lora-modules: 'x=/y' is for a daemon with one model"));
-  EXPECT_THAT(words({"--model", a, "--model", b, "--device", "cuda"}),
-              HasSubstr("device: 'cuda' is for a daemon with one model"));
   EXPECT_THAT(
       words({"--model", a, "--model", b, "--model-options", "a=min-blocks:60%;b=min-blocks:60%"}),
       HasSubstr("'min-blocks:60%' of 'b' makes"));

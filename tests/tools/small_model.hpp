@@ -12,16 +12,16 @@
 
 namespace kvhive::testing {
 
-/// The demo model with its first two layers only: a block has twice as many tokens.
+/// The demo model with its first layers only, of four: with two a block has twice as many tokens.
 class SmallModel {
  public:
-  SmallModel() {
+  explicit SmallModel(int layers = 2) {
     namespace fs = std::filesystem;
     for (const char* name :
          {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors"})
       fs::copy_file(fs::path(kDemoModel) / name, directory_.path() / name);
     Json config = read_json_object(fs::path(kDemoModel) / "config.json").value();
-    config["num_hidden_layers"] = 2;
+    config["num_hidden_layers"] = layers;
     std::ofstream(directory_.path() / "config.json") << config.dump(1);
   }
   std::string path() const { return directory_.path().string(); }

@@ -20,7 +20,8 @@ namespace {
 struct LayoutFlags {
   explicit LayoutFlags(CLI::App& app)
       : options(app, {"model", "model-options", "block-size", "kv-cache-memory-bytes", "swap-space",
-                      "kv-cache-dtype", "cpu-kernels", "max-model-len", "max-num-batched-tokens"}) {
+                      "kv-cache-dtype", "device", "cpu-kernels", "max-model-len",
+                      "max-num-batched-tokens"}) {
   }
   CommonFlags common;
   OptionFlags options;
@@ -58,6 +59,11 @@ struct Planned {
   }
 };
 
+/// No machine is asked here: what is not said to be on a GPU is not.
+DeviceKind device_of(const Options& options) {
+  return options.device == RequestedDevice::cuda ? DeviceKind::cuda : DeviceKind::cpu;
+}
+
 Expected<Planned> plan(const Options& options, std::span<const HostedModel> models, std::size_t m) {
   auto config = load_model_config(models[m].directory);
   if (!config) return forward_error(config);
@@ -65,7 +71,10 @@ Expected<Planned> plan(const Options& options, std::span<const HostedModel> mode
       models[m].name, options_of(options, models, m), *config, group_layers(*config), {}};
   const auto dtype = kv_dtype_of(options.kv_cache_dtype, *config);
   if (!dtype) return forward_error(dtype);
-  planned.layout = fastest_kv_layout(*config, planned.groups, planned.options.block_size, *dtype);
+  const std::uint32_t block_size = planned.options.block_size;
+  planned.layout = device_of(options) == DeviceKind::cuda
+                       ? kv_layout(*config, planned.groups, block_size, *dtype)
+                       : fastest_kv_layout(*config, planned.groups, block_size, *dtype);
   return planned;
 }
 
@@ -81,7 +90,7 @@ Expected<std::vector<Planned>> plan_all(const Options& options, std::vector<Host
   std::vector<KvLayout*> layouts;
   for (std::size_t m = 0; m < models.size(); ++m) {
     if (models[m].block_size == 0) {
-      models[m].block_size = tokens_in(largest, all[m].layout);
+      models[m].block_size = tokens_in(largest, all[m].layout, device_of(options));
       auto planned = plan(options, models, m);
       if (!planned) return forward_error(planned);
       all[m] = std::move(*planned);

@@ -202,7 +202,8 @@ Expected<Engine::Computing> Engine::compute_on_gpu(std::unique_ptr<Device> devic
     return failure(Errc::bad_format,
                    "the daemon has no weights on its GPU; use programs of the "
                    "same build");
-  auto gpu = attach_gpu(std::move(device), options, config, memory_, fds, more.front());
+  auto gpu =
+      attach_gpu(std::move(device), options, config, memory_, self_.model, fds, more.front());
   if (!gpu) return forward_error(gpu);
   gpu_ = std::move(*gpu);
   return Computing{std::move(gpu_->swapper), std::move(gpu_->runner)};

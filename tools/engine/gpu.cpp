@@ -13,6 +13,7 @@
 #include "models/gpu/gpu_support.hpp"
 #include "models/gpu/gpu_transformer.hpp"
 #include "tools/engine/gpu_memory.hpp"
+#include "tools/engine/model.hpp"
 
 namespace kvhive {
 namespace {
@@ -28,13 +29,16 @@ constexpr std::size_t kGraphBytesPerLayer = std::size_t{64} << 10;
 /// fails at its start and not at a request.
 Expected<void> check_supported(const Options& options, const ModelConfig& config) {
   if (auto supported = check_gpu_model(config); !supported) return supported;
-  if (!options.lora_modules.empty())
-    return failure(Errc::unsupported, "lora-modules '" + options.lora_modules +
-                                          "': adapters are computed on the CPU only; use --device "
-                                          "cpu, or merge them into the model");
   if (!std::has_single_bit(options.block_size))
     return failure(Errc::bad_argument, "block-size: '" + std::to_string(options.block_size) +
-                                           "' must be a power of two on a GPU; 16 is usual");
+                                           "' must be a power of two on a GPU; 16 is usual (of one of "
+                                           "several models: model-options)");
+  if (static_cast<std::uint32_t>(config.attention_chunk) % options.block_size != 0)
+    return failure(Errc::bad_argument,
+                   "block-size: '" + std::to_string(options.block_size) +
+                       "' does not divide the model's attention_chunk_size of " +
+                       std::to_string(config.attention_chunk) +
+                       ", as it must on a GPU; give it a smaller one, or use --device cpu");
   if (!options.batch_invariant || config.dtype == Dtype::f32) return {};
   for (const auto width :
        {config.hidden_size, config.intermediate_size, config.heads * config.head_size})
@@ -46,7 +50,8 @@ Expected<void> check_supported(const Options& options, const ModelConfig& config
   return {};
 }
 
-GpuLimits limits_of(const Options& options, const ModelConfig& config) {
+GpuLimits limits_of(const Options& options, const ModelConfig& config,
+                    const GpuAdapters& adapters) {
   const std::uint32_t length = options.max_model_len != 0
                                    ? options.max_model_len
                                    : static_cast<std::uint32_t>(config.max_position_embeddings);
@@ -59,6 +64,7 @@ GpuLimits limits_of(const Options& options, const ModelConfig& config) {
   limits.blocks = blocks;
   limits.kv_tokens = blocks * static_cast<std::int32_t>(options.block_size);
   limits.likeliest = static_cast<std::int32_t>(kMostLogprobs);
+  limits.adapter_rank = adapters.most_rank();
   if (options.enforce_eager) limits.graphs = 0;
   limits.is_batch_invariant = options.batch_invariant;
   return limits;
@@ -82,12 +88,12 @@ constexpr std::size_t kNeverBatched = std::numeric_limits<std::size_t>::max();
 /// Chooses the copies that the swapper uses. Between device and host, the faster way is measured.
 /// Copies within the device always use a kernel, which reaches the memory's full bandwidth for
 /// pieces of any size.
-Expected<SwapCopies> fastest_copies(Device& device, const PoolGeometry& geometry) {
+Expected<SwapCopies> fastest_copies(Device& device, const PoolGeometry& geometry, ModelId model) {
   const CopyOnDevice batched = copies_on(device, kAlwaysBatched);
   const CopyOnDevice by_kernel = copies_on(device, kNeverBatched);
   if (geometry.host_blocks == 0) return SwapCopies{batched, by_kernel};
   auto batched_from = calibrate_copies(
-      device, LayerParts(geometry.models[0].kv, SwapLimits{}.part_bytes).least_bytes(), by_kernel,
+      device, LayerParts(geometry[model].kv, SwapLimits{}.part_bytes).least_bytes(), by_kernel,
       batched);
   if (!batched_from) return forward_error(batched_from);
   return SwapCopies{copies_on(device, *batched_from), by_kernel};
@@ -95,8 +101,8 @@ Expected<SwapCopies> fastest_copies(Device& device, const PoolGeometry& geometry
 
 /// Device memory, in bytes, that an engine takes in addition to the weights and the arena.
 std::size_t engine_bytes(const Options& options, const ModelConfig& config,
-                         const DeviceFacts& facts) {
-  const GpuLimits limits = limits_of(options, config);
+                         const GpuAdapters& adapters, const DeviceFacts& facts) {
+  const GpuLimits limits = limits_of(options, config, adapters);
   const std::size_t aside = std::min(options.swap_space, SwapLimits{}.aside_bytes);
   const std::size_t graphs = limits.graphs * config.layers * kGraphBytesPerLayer;
   return GpuTransformer::device_bytes(config, limits, group_layers(config)) + aside + graphs +
@@ -111,15 +117,18 @@ Expected<GpuFigures> gpu_figures(Device& device, const Options& options,
     return forward_error(supported);
   auto available = device.free_bytes();
   if (!available) return forward_error(available);
+  const auto files = open_adapters(options, config);
+  if (!files) return forward_error(files);
+  const GpuAdapters adapters = adapters_behind(config, *files);
   const DeviceFacts& facts = device.facts();
-  return GpuFigures{facts.total_bytes, *available, gpu_weight_bytes(config, device),
-                    engine_bytes(options, config, facts)};
+  return GpuFigures{facts.total_bytes, *available, gpu_weight_bytes(adapters, device),
+                    engine_bytes(options, config, adapters, facts)};
 }
 
 Expected<std::unique_ptr<GpuParts>> attach_gpu(std::unique_ptr<Device> device,
                                                const Options& options, const ModelConfig& config,
-                                               PoolMemory& memory, const PoolFds& fds,
-                                               const UniqueFd& weights) {
+                                               PoolMemory& memory, ModelId model,
+                                               const PoolFds& fds, const UniqueFd& weights) {
   if (auto supported = check_supported(options, config); !supported)
     return forward_error(supported);
   auto attached = std::make_unique<GpuParts>();
@@ -135,7 +144,10 @@ Expected<std::unique_ptr<GpuParts>> attach_gpu(std::unique_ptr<Device> device,
   const UniqueFd& host = fds[std::size_t(PoolObject::host)];
   if (auto mapped = map(parts.arena, arena, layout.device_bytes); !mapped)
     return forward_error(mapped);
-  if (auto mapped = map(parts.weights, weights, gpu_weight_bytes(config, *parts.device)); !mapped)
+  const auto files = open_adapters(options, config);
+  if (!files) return forward_error(files);
+  const GpuAdapters adapters = adapters_behind(config, *files);
+  if (auto mapped = map(parts.weights, weights, gpu_weight_bytes(adapters, *parts.device)); !mapped)
     return forward_error(mapped);
   memory.set_device_arena(parts.arena.data());
   if (layout.host_bytes != 0) {
@@ -155,16 +167,17 @@ Expected<std::unique_ptr<GpuParts>> attach_gpu(std::unique_ptr<Device> device,
                  zeroed.error());  // a block that is not zeroed must not be handed out
   };
 
-  auto copy = fastest_copies(*parts.device, memory.geometry());
+  auto copy = fastest_copies(*parts.device, memory.geometry(), model);
   if (!copy) return forward_error(copy);
-  auto swapper = DeviceSwapper::create(*parts.device, memory, std::move(*copy));
+  auto swapper = DeviceSwapper::create(*parts.device, memory, std::move(*copy), {}, model);
   if (!swapper) return forward_error(swapper);
-  auto model = GpuTransformer::create(*parts.device, config, parts.weights.data(),
-                                      limits_of(options, config), group_layers(config));
-  if (!model) return forward_error(model);
-  const KvLayout& kv = memory.geometry().models[0].kv;
+  auto transformer =
+      GpuTransformer::create(*parts.device, config, parts.weights.data(),
+                             limits_of(options, config, adapters), group_layers(config), adapters);
+  if (!transformer) return forward_error(transformer);
+  const KvLayout& kv = memory.geometry()[model].kv;
   parts.runner =
-      std::make_unique<GpuRunner>(std::move(*model), **swapper,
+      std::make_unique<GpuRunner>(std::move(*transformer), **swapper,
                                   copies_on(*parts.device, kAlwaysBatched), parts.arena.data(), kv);
   parts.swapper = std::move(*swapper);
   return attached;

@@ -36,12 +36,11 @@ struct GpuParts {
 };
 /// Maps the shared GPU memory and makes the parts.
 /// \param memory  attach_gpu() sets its device arena; outlives the parts
+/// \param model   which of the pool's models it is
 /// \param fds     the pool's descriptors; those of the device arena and the host arena are used
 /// \param weights the descriptor of the model's weights, from the keeper
-[[nodiscard]] Expected<std::unique_ptr<GpuParts>> attach_gpu(std::unique_ptr<Device> device,
-                                                             const Options& options,
-                                                             const ModelConfig& config,
-                                                             PoolMemory& memory, const PoolFds& fds,
-                                                             const UniqueFd& weights);
+[[nodiscard]] Expected<std::unique_ptr<GpuParts>> attach_gpu(
+    std::unique_ptr<Device> device, const Options& options, const ModelConfig& config,
+    PoolMemory& memory, ModelId model, const PoolFds& fds, const UniqueFd& weights);
 
 }  // namespace kvhive

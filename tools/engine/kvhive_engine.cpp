@@ -118,7 +118,7 @@ Expected<int> run(int argc, char** argv) {
   if (gpu_memory != 0) {
     if (choice->device == nullptr)
       return failure(Errc::bad_argument, "make-gpu-memory: there is no GPU with --device cpu");
-    auto done = make_and_send_gpu_memory(*choice->device, *options, *config, gpu_memory);
+    auto done = make_and_send_gpu_memory(*choice->device, *options, gpu_memory);
     if (done) return 0;
     if (done.error().code != Errc::device_lost) return forward_error(done);
     // After the keeper has got the memory, it does not read standard error any more: the exit code

@@ -13,13 +13,11 @@ tl::unexpected<Error> no_gpu() { return failure(Errc::unsupported, "built withou
 
 Expected<GpuFigures> gpu_figures(Device&, const Options&, const ModelConfig&) { return no_gpu(); }
 
-Expected<void> make_and_send_gpu_memory(Device&, const Options&, const ModelConfig&, std::size_t) {
-  return no_gpu();
-}
+Expected<void> make_and_send_gpu_memory(Device&, const Options&, std::size_t) { return no_gpu(); }
 
 Expected<std::unique_ptr<GpuParts>> attach_gpu(std::unique_ptr<Device>, const Options&,
-                                               const ModelConfig&, PoolMemory&, const PoolFds&,
-                                               const UniqueFd&) {
+                                               const ModelConfig&, PoolMemory&, ModelId,
+                                               const PoolFds&, const UniqueFd&) {
   return no_gpu();
 }
 

@@ -49,7 +49,7 @@ $nvcc "$build/bench_kernels.o" $objects -o "$bin/bench_kernels" 2>>"$bin/build.l
 if [ -d "$gtest" ]; then
   # Only the suites that run over every backend; the others test internals of the CPU backend.
   tests=$(grep -l 'backends.hpp\|pairwise.hpp' tests/kernels/*_test.cpp | grep -v 'arguments\|far_blocks')
-  tests="$tests tests/kernels/cuda/expert_kernels_test.cpp tests/kernels/cuda/row_kernels_test.cpp tests/kernels/cuda/row_product_test.cpp tests/kernels/cuda/sampling_test.cpp"
+  tests="$tests tests/kernels/cuda/adapter_product_test.cpp tests/kernels/cuda/expert_kernels_test.cpp tests/kernels/cuda/row_kernels_test.cpp tests/kernels/cuda/row_product_test.cpp tests/kernels/cuda/sampling_test.cpp"
   tests="$tests $(ls tests/kernels/*.cpp | grep -v _test) kernels/arguments.cpp kernels/reference/*.cpp tools/gpu/pinned_new.cpp"
   for source in $tests "$gtest/googletest/src/gtest-all.cc" "$gtest/googlemock/src/gmock-all.cc" "$gtest/googlemock/src/gmock_main.cc"; do
     echo "g++ -std=c++20 -O2 -DKVHIVE_GPU_TESTS -I. -I$gtest/googletest -I$gtest/googletest/include -I$gtest/googlemock -I$gtest/googlemock/include -I/usr/local/cuda/include -c $source -o $build/$(basename "$source").t.o"

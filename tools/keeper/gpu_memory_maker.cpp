@@ -2,6 +2,8 @@
 
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -22,7 +24,7 @@ Expected<std::optional<GpuMemoryMaker::Made>> GpuMemoryMaker::make(const Resolve
   line_ = UniqueFd(ends[0]);
   UniqueFd theirs(ends[1]);
   child_.program = "kvhive-engine";
-  child_.flags = to_flags(options);
+  child_.flags = flags_of_all_models(options);
   child_.flags.push_back("--make-gpu-memory=" + std::to_string(arena_bytes));
   auto asked = ask(child_, {.stop = stop, .answer = line_.get()}, theirs.get());
   if (!asked) return forward_error(asked);
@@ -31,10 +33,13 @@ Expected<std::optional<GpuMemoryMaker::Made>> GpuMemoryMaker::make(const Resolve
   auto packet = receive_packet(line_.get());
   if (!packet) return forward_error(packet);
   const auto memory = *packet ? (*packet)->as<GpuMemory>() : std::nullopt;
-  if (!memory || (*packet)->fds.size() != 2)
+  if (!memory || (*packet)->fds.size() != 1 + options.models.size())
     return failure(Errc::bad_format, "kvhive-engine --make-gpu-memory handed over no memory");
   if (memory->needs_its_maker == 0) end();
-  return std::optional<Made>(Made{std::move((*packet)->fds[0]), std::move((*packet)->fds[1])});
+  std::vector<UniqueFd>& fds = (*packet)->fds;
+  Made made{std::move(fds.front()), {}};
+  std::move(fds.begin() + 1, fds.end(), std::back_inserter(made.weights));
+  return std::optional<Made>(std::move(made));
 }
 
 void GpuMemoryMaker::resume(const Running& running) {

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <optional>
+#include <vector>
 
 #include "config/resolved_options.hpp"
 #include "tools/keeper/child.hpp"
@@ -15,7 +16,8 @@ namespace kvhive {
 class GpuMemoryMaker {
  public:
   struct Made {
-    UniqueFd arena, weights;
+    UniqueFd arena;
+    std::vector<UniqueFd> weights;  ///< by ModelId
   };
   /// \param stop  a descriptor; when it becomes readable, make() gives up
   /// \return  the descriptors of the memory; nothing if `stop` became readable

@@ -60,9 +60,11 @@ MemoryFigures host_memory(const MadePool& pool, const ResolvedOptions& options) 
 }
 
 /// The same for the memory that the device tier is allocated from: the GPU's or the host's.
-MemoryFigures device_memory(const ModelFacts& model, const MemoryFigures& host) {
-  if (!is_gpu(model)) return host;
-  return {model.gpu.total, model.gpu.available, model.weight_bytes, model.engine_peak, "the GPU"};
+MemoryFigures device_memory(const MadePool& pool, const MemoryFigures& host) {
+  const ModelFacts& facts = pool.device_facts();
+  if (!is_gpu(facts)) return host;
+  return {facts.gpu.total, facts.gpu.available, weight_bytes(pool.models), host.engine_peak,
+          "the GPU"};
 }
 
 /// Memory of its own that a process of the daemon has at least. It is kept free, else the kernel
@@ -100,6 +102,15 @@ Expected<bool> make_gpu_memory(MadePool& pool, const ResolvedOptions& options,
   return true;
 }
 
+/// describe_model() of one of the models; errors name it if there are several.
+Expected<std::optional<ModelFacts>> describe(const ResolvedOptions& options, std::size_t model,
+                                             int stop, Depth depth) {
+  auto facts = describe_model(options_of(options.asked, options.models, model), stop, depth);
+  if (facts || options.models.size() == 1) return facts;
+  return failure(facts.error().code,
+                 "model '" + options.models[model].name + "': " + facts.error().text);
+}
+
 /// Decides how many tokens a block of each model has, so that blocks are equal in bytes, and about
 /// as full. False = `stop` became readable.
 Expected<bool> choose_block_sizes(ResolvedOptions& options, int stop) {
@@ -108,14 +119,15 @@ Expected<bool> choose_block_sizes(ResolvedOptions& options, int stop) {
   std::vector<ModelFacts> models;
   std::size_t largest = 0;
   for (std::size_t m = 0; m < served.size(); ++m) {
-    auto model = describe_model(options_of(options.asked, served, m), stop, Depth::config);
+    auto model = describe(options, m, stop, Depth::config);
     if (!model) return forward_error(model);
     if (!*model) return false;
     largest = std::max(largest, (*model)->layout.block_bytes());
     models.push_back(std::move(**model));
   }
   for (std::size_t m = 0; m < served.size(); ++m)
-    if (served[m].block_size == 0) served[m].block_size = tokens_in(largest, models[m].layout);
+    if (served[m].block_size == 0)
+      served[m].block_size = tokens_in(largest, models[m].layout, models[m].device);
   return true;
 }
 
@@ -128,15 +140,34 @@ Expected<void> check_retention(const Options& asked, const ModelFacts& model) {
                                          " tokens of a block of " + model.name);
 }
 
+/// "cuda (NVIDIA H100, GPU-1b2c)".
+std::string device_text(const ModelFacts& model) {
+  return std::string(to_string(model.device)) + " (" + model.device_reason +
+         (is_gpu(model) ? ", " + model.gpu.uuid : "") + ")";
+}
+
+/// Each was asked for by itself, and a GPU may be free for one and taken for the next.
+Expected<void> check_device(std::span<const ModelFacts> models) {
+  for (const ModelFacts& model : models)
+    if (model.device != models.front().device || model.gpu.uuid != models.front().gpu.uuid)
+      return failure(Errc::unsupported, "device: " + models.front().name + " would be computed on " +
+                                            device_text(models.front()) + ", " + model.name +
+                                            " on " + device_text(model) +
+                                            "; one pool has one device: use --device cpu, or "
+                                            "start again");
+  return {};
+}
+
 /// False = `stop` became readable.
 Expected<bool> describe_models(MadePool& pool, const ResolvedOptions& options, int stop) {
   for (std::size_t m = 0; m < options.models.size(); ++m) {
-    auto model = describe_model(options_of(options.asked, options.models, m), stop);
+    auto model = describe(options, m, stop, Depth::profile);
     if (!model) return forward_error(model);
     if (!*model) return false;
     if (auto fits = check_retention(options.asked, **model); !fits) return forward_error(fits);
     pool.models.push_back(std::move(**model));
   }
+  if (auto same = check_device(pool.models); !same) return forward_error(same);
   return true;
 }
 
@@ -146,10 +177,11 @@ void make_blocks_equal(std::vector<ModelFacts>& models) {
   equalize(layouts);
   for (const ModelFacts& model : models)
     if (const KvLayout& kv = model.layout; kv.padding > kv.block_bytes() / 10)
-      spdlog::warn(
-          "{} tokens of {} leave {} of a block's {} unused; choose other block sizes "
-          "(model-options)",
-          kv.block_size, model.name, format_bytes(kv.padding), format_bytes(kv.block_bytes()));
+      spdlog::warn("{} tokens of {} leave {} of a block's {} unused; {}", kv.block_size, model.name,
+                   format_bytes(kv.padding), format_bytes(kv.block_bytes()),
+                   is_gpu(model) ? "on a GPU a block has a power of two of tokens: other models, or "
+                                   "a daemon for each, have less unused"
+                                 : "choose other block sizes (model-options)");
 }
 
 Expected<void> check_minimums(std::span<const HostedModel> served, std::uint32_t blocks) {
@@ -235,8 +267,7 @@ Expected<std::optional<MadePool>> make_pool(ResolvedOptions& options, const Doma
   const MemoryFigures host = host_memory(pool, options);
   Options sized = options.asked;
   sized.engines = all_engines(options.models);
-  auto size =
-      size_pool(sized, facts.device, facts.layout.block_bytes(), device_memory(facts, host));
+  auto size = size_pool(sized, facts.device, facts.layout.block_bytes(), device_memory(pool, host));
   if (!size) return forward_error(size);
   pool.size = *size;
   if (auto shaped = shape(pool, options, domains); !shaped) return forward_error(shaped);

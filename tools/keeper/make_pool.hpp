@@ -22,8 +22,8 @@ struct MadePool {
   PoolSize size;
   PoolGeometry geometry;
   PoolFds objects;
-  UniqueFd board;             ///< what engines know of each other (ipc/channel/board.hpp)
-  UniqueFd gpu_weights;       ///< the model's weights in GPU memory; only on a GPU
+  UniqueFd board;                     ///< what engines know of each other (ipc/channel/board.hpp)
+  std::vector<UniqueFd> gpu_weights;  ///< by ModelId, in GPU memory; empty on the CPU
   GpuMemoryMaker gpu_memory;  ///< runs only if the driver frees the GPU's memory when it ends
 
   /// What is known of the device with each model.

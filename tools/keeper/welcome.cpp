@@ -254,8 +254,11 @@ Expected<void> send_engine_welcome(const Tables& tables, const Peer& peer) {
                               .life = tables.slots[peer.slot].life,
                               .pid = static_cast<std::uint32_t>(peer.pid),
                               .model = peer.model.value};
-  return send_welcome(tables, peer, message, kAllObjects, Opened::as_they_are,
-                      {&tables.pool.board, &tables.pool.gpu_weights});
+  const UniqueFd none;
+  const bool is_on_gpu = tables.pool.is_on_gpu();
+  return send_welcome(
+      tables, peer, message, kAllObjects, Opened::as_they_are,
+      {&tables.pool.board, is_on_gpu ? &tables.pool.gpu_weights[peer.model.value] : &none});
 }
 
 Expected<void> send_steward_welcome(const Tables& tables, const Peer& peer) {

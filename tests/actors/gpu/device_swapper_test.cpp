@@ -371,6 +371,22 @@ TEST_F(DeviceSwapperTest, AllocatesNothingWithoutAHostTier) {
   EXPECT_EQ(device_.leftovers() - before, 2 * (2 + (*swapper)->parts().count()));
 }
 
+TEST_F(DeviceSwapperTest, CopiesInThePartsOfItsOwnModel) {
+  PoolGeometry geometry = DevicePool::geometry(kDeviceBlocks, kHostBlocks);
+  geometry.model_count = 2;
+  ModelCache& second = geometry.models[1] = geometry.models[0];
+  second.kv.layers = 3;
+  second.kv.padding = static_cast<std::uint32_t>(geometry.models[0].kv.layer_bytes());
+  second.groups.first = 1;
+  const PoolMemory memory = private_pool(geometry);
+  for (const auto& [model, parts] : {std::pair{0, 4u}, {1, 3u}})
+    EXPECT_EQ((*DeviceSwapper::create(device_, memory, {late_copies(), late_copies()},
+                                      {.part_bytes = 1}, ModelId{static_cast<std::uint8_t>(model)}))
+                  ->parts()
+                  .count(),
+              parts);
+}
+
 // -- parts ----------------------------------------------------------------------------------------
 
 KvLayout layers_of(std::uint32_t layers, std::size_t layer_bytes) {

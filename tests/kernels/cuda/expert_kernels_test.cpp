@@ -31,6 +31,7 @@ struct Routing {
   std::int32_t T, E, k;
   bool are_normed = false;
   std::int32_t groups = 1, chosen_groups = 1;
+  bool are_sigmoids = false;
 };
 
 /// Whole numbers, which Guarded has no type for.
@@ -52,6 +53,7 @@ Chosen choose(const Routing& r, std::span<const float> logits, Choose kernel) {
                            .E = r.E,
                            .k = r.k,
                            .are_weights_normed = r.are_normed,
+                           .are_sigmoids = r.are_sigmoids,
                            .scale = 1.5f,
                            .groups = r.groups,
                            .chosen_groups = r.chosen_groups});
@@ -68,7 +70,9 @@ constexpr Routing kRoutings[] = {{1, 1, 1},
                                  {5, 128, 8, true},
                                  {6, 160, 6, false, 8, 3},
                                  {2, 1024, 32, true, 4, 4},
-                                 {7, 8, 8}};
+                                 {7, 8, 8},
+                                 {9, 16, 1, false, 1, 1, true},
+                                 {4, 60, 3, false, 1, 1, true}};
 
 TEST(ChooseExpertsCuda, TakesTheMostLikelyOnes) {
   for (const Routing& r : kRoutings) {
@@ -264,12 +268,13 @@ TEST(MixExpertsCuda, AddsATokensResultsInTheOrderOfItsExperts) {
   const auto weights = random_floats(T * k, 3);
   for (const Dtype dtype : kActivations)
     for (const std::int32_t width : {4, 72, 1028})
-      for (const bool adds : {false, true}) {
+      for (const auto& [adds, is_weighted] :
+           {std::pair{false, true}, {true, true}, {true, false}}) {
         Guarded y(random_floats(std::size_t(T) * k * width, 1), dtype);
         const auto run = [&](auto mix) {
           Guarded out(random_floats(std::size_t(T) * width, 2), Dtype::f32);
           mix(MixExpertsArgs{.y = y.data(),
-                             .weights = weights.data(),
+                             .weights = is_weighted ? weights.data() : nullptr,
                              .places = sorted.places.data(),
                              .out = out.as<float>(),
                              .T = T,

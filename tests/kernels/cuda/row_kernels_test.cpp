@@ -284,13 +284,42 @@ TEST(SoftCapCuda, BendsValuesToTheCap) {
   }
 }
 
+TEST(TuneQueriesCuda, MultipliesByWhatAPositionGives) {
+  const std::vector<std::int32_t> positions = {0, 6, 7, 8, 131071};
+  const std::size_t T = positions.size();
+  for (const Dtype dtype : kActivations)
+    for (const std::size_t width : {4, 40, 2052}) {
+      const auto run = [&](auto tune) {
+        Guarded q(random_floats(T * width, 1), dtype);
+        tune(TuneQueriesArgs{.q = q.data(),
+                             .positions = positions.data(),
+                             .T = static_cast<std::int32_t>(T),
+                             .width = static_cast<std::int32_t>(width),
+                             .floor = 8,
+                             .scale = 0.5f,
+                             .dtype = dtype});
+        return q;
+      };
+      const Guarded got = in_all_schedules([&] {
+        return run(
+            [](const TuneQueriesArgs& args) { expect_done(tune_queries_cuda(args, nullptr)); });
+      });
+      expect_near(got, run(tune_queries_reference), dtype);
+      // Fewer keys than the floor, or one more.
+      const Guarded before(random_floats(T * width, 1), dtype);
+      EXPECT_EQ(got.slice(0, 2 * width), before.slice(0, 2 * width));
+      EXPECT_NE(got.slice(2 * width, width), before.slice(2 * width, width));
+    }
+}
+
 class GateMultiplyCuda : public ::testing::TestWithParam<Activation> {};
 
 TEST_P(GateMultiplyCuda, MultipliesRowsAndHalvesOfRows) {
   constexpr std::int32_t T = 3;
   for (const Dtype dtype : kActivations)
     for (const std::int32_t I : {4, 172, 2052})
-      for (const bool is_merged : {false, true}) {
+      for (const auto& [is_merged, is_weighted] :
+           {std::pair{false, false}, {true, false}, {true, true}}) {
         const std::int64_t stride = is_merged ? 2 * I : I;
         auto gate = random_floats(std::size_t(T * stride), 1, 4), up = gate;
         gate[0] = -200;  // exp overflows; the result is 0
@@ -305,6 +334,9 @@ TEST_P(GateMultiplyCuda, MultipliesRowsAndHalvesOfRows) {
         args.in_stride = stride;
         args.dtype = dtype;
         args.activation = GetParam();
+        const std::vector<float> weights = {0.25f, 1.0f, 0.5f};
+        const std::vector<std::int32_t> pairs = {2, 0, 1};
+        if (is_weighted) args.weights = weights.data(), args.pairs = pairs.data();
         const std::size_t count = std::size_t(T) * I;
         Guarded want(count, dtype);
         args.out = want.data();
@@ -358,6 +390,8 @@ TEST(RowKernelsCuda, RefuseWhatTheyCannotDoAndTakeNothing) {
   GateMultiplyArgs gate{memory, memory, memory, 1, 8, 4};
   EXPECT_EQ(code(gate_multiply_cuda(gate, nullptr)), Errc::bad_argument);
   EXPECT_EQ(code(soft_cap_cuda({memory, 8, 0}, nullptr)), Errc::bad_argument);
+  EXPECT_EQ(code(tune_queries_cuda({memory, tokens, 1, 8, 0}, nullptr)), Errc::bad_argument);
+  EXPECT_EQ(code(tune_queries_cuda({memory, tokens, 1, 6, 8}, nullptr)), Errc::unsupported);
   EXPECT_EQ(simt::statistics().blocks, before);
 }
 #endif

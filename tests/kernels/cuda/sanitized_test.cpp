@@ -141,6 +141,29 @@ TEST(Sanitized, RowProduct) {
   }
 }
 
+TEST(Sanitized, AdapterProduct) {
+  constexpr std::int32_t N = 40, K = 136, R = 6;
+  const std::vector<std::int32_t> adapters = {0, -1, 1};
+  const std::vector<AdapterMatrices> matrices = {{0, 16 * K, 5, 1.0f}, {}};
+  alignas(16) static std::uint16_t x[3 * K], memory[8 * K + 8 * N];
+  in_every_schedule([&] {
+    std::vector<float> y(3 * N), narrow(3 * R);
+    ASSERT_TRUE(adapter_product_cuda({.x = x,
+                                      .base = reinterpret_cast<const std::byte*>(memory),
+                                      .matrices = matrices.data(),
+                                      .adapters = adapters.data(),
+                                      .narrow = narrow.data(),
+                                      .y = y.data(),
+                                      .T = 3,
+                                      .N = N,
+                                      .K = K,
+                                      .R = R,
+                                      .dtype = Dtype::bf16,
+                                      .out_dtype = Dtype::f32},
+                                     nullptr));
+  });
+}
+
 TEST(Sanitized, RowKernels) {
   constexpr std::int32_t T = 2, H = 3, G = 1, D = 24, kWidth = 20;
   constexpr Dtype kBf16 = Dtype::bf16;

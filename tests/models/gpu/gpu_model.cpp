@@ -19,7 +19,8 @@ T taken(Expected<T> expected) {
 }  // namespace
 
 GpuModel::GpuModel(const std::filesystem::path& directory, GpuLimits limits, Dtype kv_dtype,
-                   std::uint32_t block_size, std::uint32_t blocks, bool is_grouped)
+                   std::uint32_t block_size, std::uint32_t blocks, bool is_grouped,
+                   const std::vector<std::filesystem::path>& adapters)
     : config_(taken(load_model_config(directory))),
       groups_(is_grouped ? group_layers(config_) : one_group(config_)),
       limits_(limits),
@@ -32,22 +33,31 @@ GpuModel::GpuModel(const std::filesystem::path& directory, GpuLimits limits, Dty
 #endif
   limits_.blocks = static_cast<std::int32_t>(blocks);
   limits_.kv_tokens = static_cast<std::int32_t>(blocks * block_size);
-  const std::size_t granularity = device_.facts().shared_granularity;
-  weights_bytes_ = round_up(GpuWeights(config_).bytes, granularity);
+  std::vector<LoraFile> files;
+  for (const std::filesystem::path& adapter : adapters)
+    files.push_back(taken(LoraFile::open(adapter, config_)));
+  adapters_ = GpuAdapters(files, config_.dtype, GpuWeights(config_).bytes);
+  limits_.adapter_rank = adapters_.most_rank();
+  weights_bytes_ = round_up(adapters_.end(), device_.facts().shared_granularity);
   weights_fd_ = taken(device_.create_shared(weights_bytes_));
   weights_ = taken(SharedDeviceMemory::map(device_, weights_fd_.get(), weights_bytes_));
   taken(upload_weights(device_, config_, taken(SafetensorsDirectory::open(directory)),
                        weights_.data()));
+  taken(adapters_.upload(device_, files, weights_.data()));
   stream_ = taken(OrderedStream::open(device_));
-  transformer_ = std::make_unique<GpuTransformer>(
-      taken(GpuTransformer::create(device_, config_, weights_.data(), limits_, groups_)));
+  transformer_ = std::make_unique<GpuTransformer>(taken(
+      GpuTransformer::create(device_, config_, weights_.data(), limits_, groups_, adapters_)));
+}
+
+void GpuModel::make_arena() {
+  const std::size_t bytes =
+      kv_layout(config_, groups_, block_size_, kv_dtype_).block_bytes() * blocks_;
+  arena_ = taken(DeviceBuffer::allocate(device_, bytes));
+  taken(device_.fill(arena_.data(), std::byte{0xFF}, bytes, transformer_->stream().handle()));
 }
 
 PagedRunner GpuModel::runner(std::uint32_t seed) {
-  const KvLayout layout = kv_layout(config_, groups_, block_size_, kv_dtype_);
-  const std::size_t bytes = layout.block_bytes() * blocks_;
-  arena_ = taken(DeviceBuffer::allocate(device_, bytes));
-  taken(device_.fill(arena_.data(), std::byte{0xFF}, bytes, transformer_->stream().handle()));
+  make_arena();
   const auto run = [this](const ForwardBatch& batch, const KvLayout& of, std::span<float> logits) {
     std::ranges::copy(taken(forward(batch, of)), logits.begin());
   };
@@ -73,7 +83,8 @@ Expected<std::vector<float>> GpuModel::forward(const ForwardBatch& batch, const 
 
 GpuTransformer GpuModel::another() {
   again_ = taken(SharedDeviceMemory::map(device_, weights_fd_.get(), weights_bytes_));
-  return taken(GpuTransformer::create(device_, config_, again_.data(), limits_, groups_));
+  return taken(
+      GpuTransformer::create(device_, config_, again_.data(), limits_, groups_, adapters_));
 }
 
 }  // namespace kvhive

@@ -28,13 +28,17 @@ class GpuModel {
  public:
   /// \param limits kv_tokens and blocks are set to fit the arena
   /// \param is_grouped  layers of different windows in groups with tables of their own
+  /// \param adapters  directories
   GpuModel(const std::filesystem::path& directory, GpuLimits limits, Dtype kv_dtype,
-           std::uint32_t block_size, std::uint32_t blocks, bool is_grouped = false);
+           std::uint32_t block_size, std::uint32_t blocks, bool is_grouped = false,
+           const std::vector<std::filesystem::path>& adapters = {});
 
   /// A runner over an arena full of poison. Only one at a time.
   PagedRunner runner(std::uint32_t seed);
   /// One step: the logits of its rows, after sampling with `choices` (greedy if empty).
   Expected<std::vector<float>> forward(const ForwardBatch& batch, const KvLayout& layout);
+  /// Makes an arena of its blocks, full of poison; runner() does so, too.
+  void make_arena();
 
   TestedDevice& device() { return device_; }
   const ModelConfig& config() const { return config_; }
@@ -56,6 +60,7 @@ class GpuModel {
   GpuLimits limits_;
   Dtype kv_dtype_;
   std::uint32_t block_size_, blocks_;
+  GpuAdapters adapters_;
   UniqueFd weights_fd_;
   std::size_t weights_bytes_ = 0;
   SharedDeviceMemory weights_, again_;

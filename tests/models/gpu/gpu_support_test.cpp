@@ -60,13 +60,6 @@ INSTANTIATE_TEST_SUITE_P(
       return std::string(test.param.model) + "_" + std::to_string(test.index);
     });
 
-TEST(GpuSupport, ChunksAreRefused) {
-  const auto refused = check_gpu_model(load_model_config(kGolden / "llama4").value());
-  ASSERT_FALSE(refused);
-  EXPECT_THAT(refused.error().text, HasSubstr("Llama4ForCausalLM"));
-  EXPECT_THAT(refused.error().text, HasSubstr("use --device cpu"));
-}
-
 TEST(GpuSupport, ModelsOfF32HaveRowsOfAnyWidth) {
   auto config = load_model_config(kGolden / "qwen3_moe_raw").value();
   config.expert_inner = 28;

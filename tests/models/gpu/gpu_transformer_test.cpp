@@ -254,7 +254,8 @@ INSTANTIATE_TEST_SUITE_P(Models, GpuGoldenModel,
                                            Case{"yarn_mscale", 1e-5}, Case{"fp8_block", 2e-2, 2},
                                            Case{"fp8_tensor", 1e-5}, Case{"fp8_channel", 3e-3},
                                            Case{"deepseek_v2", 3e-2, 2},
-                                           Case{"deepseek_v2_lite", 1e-2, 2}),
+                                           Case{"deepseek_v2_lite", 1e-2, 2},
+                                           Case{"llama4", 1e-5, 2}, Case{"llama4_top2", 4e-2, 2}),
                          [](const auto& test) { return std::string(test.param.model); });
 
 TEST(GpuTransformer, SamplesTheWantedRows) {
@@ -556,7 +557,7 @@ TEST_P(GpuGraphFaults, ALostDeviceIsReportedAsDeviceLost) {
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuGraphs,
                          ::testing::Values("llama3", "qwen2", "mistral", "gemma3", "qwen3_moe",
-                                           "deepseek_v2"),
+                                           "deepseek_v2", "llama4"),
                          [](const auto& test) { return std::string(test.param); });
 INSTANTIATE_TEST_SUITE_P(Models, GpuGraphFaults, ::testing::Values("llama3", "qwen2", "mistral"),
                          [](const auto& test) { return std::string(test.param); });

@@ -8,9 +8,10 @@
 #include <cstring>
 
 #include "device/device_memory.hpp"
+#include "models/gpu/gpu_adapters.hpp"
 #include "models/rope.hpp"
 #include "tests/device/fake_device.hpp"
-#include "tests/models/golden.hpp"
+#include "tests/models/adapters/adapted.hpp"
 #include "models/config/load_model_config.hpp"
 
 namespace kvhive {
@@ -201,6 +202,33 @@ TEST(GpuWeights, AMissingTensorIsNamed) {
   const auto uploaded = upload_weights(device, config, files, region.data());
   ASSERT_FALSE(uploaded);
   EXPECT_NE(uploaded.error().text.find("model.layers.2."), std::string::npos);
+}
+
+TEST(GpuAdapters, LieBehindTheWeightsAndTouchNoneOfThem) {
+  const Adapter first(3, 4, 8, kAllMatrices), second(9, 2, 4, {"q_proj"});
+  const auto config = load_model_config(kGolden / "llama2").value();
+  std::vector<LoraFile> files;
+  for (const auto* adapter : {&first, &second})
+    files.push_back(LoraFile::open(adapter->path(), config).value());
+  const std::size_t begin = GpuWeights(config).bytes;
+  const GpuAdapters adapters(files, config.dtype, begin);
+  EXPECT_EQ(adapters.most_rank(), 4);
+  EXPECT_TRUE(adapters.beside(0, LayerWeight::up));
+  EXPECT_FALSE(adapters.beside(0, LayerWeight::router));
+  testing::FakeDevice device;
+  auto region = DeviceBuffer::allocate(device, adapters.end()).value();
+  std::memset(region.data(), 0x5a, adapters.end());
+  ASSERT_TRUE(adapters.upload(device, files, region.data()));
+  for (std::size_t i = 0; i < begin; ++i) ASSERT_EQ(region.data()[i], std::byte{0x5a}) << i;
+  for (const LayerWeight weight : {LayerWeight::q, LayerWeight::up}) {
+    const auto* const row = reinterpret_cast<const AdapterMatrices*>(
+        region.data() + adapters.beside(1, weight).value());
+    EXPECT_EQ(row[0].rank, 4);
+    EXPECT_EQ(row[0].scale, 2.0f);
+    EXPECT_EQ(row[1].rank, weight == LayerWeight::q ? 2 : 0);
+    EXPECT_GE(row[0].a, begin);
+  }
+  EXPECT_EQ(GpuAdapters({}, config.dtype, begin).end(), begin);
 }
 
 }  // namespace

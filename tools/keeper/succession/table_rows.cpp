@@ -333,6 +333,8 @@ void write_pool(const Tables& tables, const LedgerMemory& memory) {
   const MadePool& pool = tables.pool;
   Json objects = Json::array();
   for (const UniqueFd& fd : pool.objects) objects.push_back(fd.get());
+  Json gpu_weights = Json::array();
+  for (const UniqueFd& fd : pool.gpu_weights) gpu_weights.push_back(fd.get());
   Json models = Json::array();
   for (std::size_t m = 0; m < pool.models.size(); ++m)
     models.push_back(to_json(pool.models[m], tables.options.models[m]));
@@ -344,7 +346,7 @@ void write_pool(const Tables& tables, const LedgerMemory& memory) {
                      {"gpu_memory_sharing", tables.options.gpu_memory_sharing},
                      {"objects", objects},
                      {"board", pool.board.get()},
-                     {"gpu_weights", pool.gpu_weights.get()},
+                     {"gpu_weights", gpu_weights},
                      {"size", {pool.size.device_blocks, pool.size.host_blocks}},
                      {"limits", limits},
                      {"model_minimums", pool.geometry.model_minimums},
@@ -387,7 +389,7 @@ void restore_pool(Tables& tables, const LedgerMemory& memory) {
   for (std::size_t i = 0; i < kPoolObjects; ++i)
     pool.objects[i] = UniqueFd(text.at("objects")[i].get<int>());
   pool.board = UniqueFd(text.at("board").get<int>());
-  pool.gpu_weights = UniqueFd(text.at("gpu_weights").get<int>());
+  for (const int fd : text.at("gpu_weights")) pool.gpu_weights.emplace_back(fd);
 }
 
 std::set<int> descriptors_in(const Tables& tables) {
@@ -397,7 +399,7 @@ std::set<int> descriptors_in(const Tables& tables) {
   };
   for (const UniqueFd& fd : tables.pool.objects) add(fd.get());
   add(tables.pool.board.get());
-  add(tables.pool.gpu_weights.get());
+  for (const UniqueFd& fd : tables.pool.gpu_weights) add(fd.get());
   add(tables.pool.gpu_memory.running().pidfd);
   add(tables.pool.gpu_memory.running().line);
   add(tables.steward.pidfd.get());
