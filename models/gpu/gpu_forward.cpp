@@ -150,8 +150,9 @@ Expected<void> GpuForward::adapt(const GpuStep& step, const GpuLayer& layer, Lay
       stream_);
 }
 
-Expected<void> GpuForward::multiply_adapted(const GpuStep& step, const GpuLayer& layer, LayerWeight weight,
-                                    std::size_t x, std::size_t y, Dtype out) {
+Expected<void> GpuForward::multiply_adapted(const GpuStep& step, const GpuLayer& layer,
+                                            LayerWeight weight, std::size_t x, std::size_t y,
+                                            Dtype out) {
   const GpuMatrix& matrix = layer.product(weight);
   return multiply(x, matrix, y, step.T, out).and_then([&] {
     return adapt(step, layer, weight, x, matrix.K, {y, out}, matrix.N);
@@ -169,8 +170,12 @@ Expected<void> GpuForward::multiply_heads(RowProductArgs args) {
 Expected<void> GpuForward::project_heads(const GpuStep& step, const GpuLayer& layer,
                                          std::int32_t index) {
   return multiply_adapted(step, layer, LayerWeight::q, offsets_.normed, offsets_.q)
-      .and_then([&] { return multiply_adapted(step, layer, LayerWeight::k, offsets_.normed, offsets_.k); })
-      .and_then([&] { return multiply_adapted(step, layer, LayerWeight::v, offsets_.normed, offsets_.v); })
+      .and_then([&] {
+        return multiply_adapted(step, layer, LayerWeight::k, offsets_.normed, offsets_.k);
+      })
+      .and_then([&] {
+        return multiply_adapted(step, layer, LayerWeight::v, offsets_.normed, offsets_.v);
+      })
       .and_then([&] {
         if (!config_.is_rotated(index)) return tune_queries(step);
         if (config_.architecture->rotated_pairs == RotatedPairs::neighbours)
@@ -277,7 +282,8 @@ Expected<void> GpuForward::project_latent_queries(const GpuStep& step, const Gpu
   Expected<void> queued;
   if (shape.query_rank > 0)
     queued =
-        multiply_adapted(step, layer, LayerWeight::q_a, offsets_.normed, buffers.unnormed_q, Dtype::f32)
+        multiply_adapted(step, layer, LayerWeight::q_a, offsets_.normed, buffers.unnormed_q,
+                         Dtype::f32)
             .and_then([&] {
               return norm_rows(buffers.unnormed_q, shape.query_rank,
                                layer.norm(LayerWeight::q_a_norm), shape.query_rank,
@@ -323,7 +329,8 @@ Expected<void> GpuForward::project_latent_queries(const GpuStep& step, const Gpu
 Expected<void> GpuForward::project_latent_rows(const GpuStep& step, const GpuLayer& layer) {
   const LatentShape& shape = config_.latent;
   const auto& buffers = offsets_.latents;
-  return multiply_adapted(step, layer, LayerWeight::kv_a, offsets_.normed, buffers.kv_row, Dtype::f32)
+  return multiply_adapted(step, layer, LayerWeight::kv_a, offsets_.normed, buffers.kv_row,
+                          Dtype::f32)
       .and_then([&] {
         return norm_rows(buffers.kv_row, shape.row(), layer.norm(LayerWeight::kv_a_norm),
                          shape.rank, buffers.latent, Dtype::f32, step.T);
@@ -405,7 +412,8 @@ Expected<void> GpuForward::run_dense(const GpuStep& step, const GpuLayer& layer)
       .and_then([&] { return adapt_half(LayerWeight::up, 1); })
       .and_then([&] { return gate(step.T, inner); })
       .and_then([&] {
-        return multiply_adapted(step, layer, LayerWeight::down, offsets_.inner, offsets_.delta, Dtype::f32);
+        return multiply_adapted(step, layer, LayerWeight::down, offsets_.inner, offsets_.delta,
+                                Dtype::f32);
       });
 }
 
@@ -421,7 +429,8 @@ Expected<void> GpuForward::run_shared(const GpuStep& step, const GpuLayer& layer
 Expected<void> GpuForward::choose_experts(const GpuStep& step, const GpuLayer& layer) {
   const auto& buffers = offsets_.experts;
   auto* const chosen = numbers_at(buffers.chosen);
-  return multiply(offsets_.normed, layer.product(LayerWeight::router), buffers.router, step.T, Dtype::f32)
+  return multiply(offsets_.normed, layer.product(LayerWeight::router), buffers.router, step.T,
+                  Dtype::f32)
       .and_then([&] {
         return choose_experts_cuda({.logits = floats_at(buffers.router),
                                     .experts = chosen,
@@ -522,8 +531,8 @@ Expected<void> GpuForward::run_attention(const GpuStep& step, std::int32_t index
                      offsets_.normed, step.T)
                     .and_then(attended)
                     .and_then([&] {
-                      return multiply_adapted(step, layer, LayerWeight::o, offsets_.heads, offsets_.delta,
-                                      Dtype::f32);
+                      return multiply_adapted(step, layer, LayerWeight::o, offsets_.heads,
+                                              offsets_.delta, Dtype::f32);
                     });
   if (!queued || !config_.has_norms_behind()) return queued;
   return norm_delta(layer.norm(LayerWeight::post_attention_norm), step.T);

@@ -68,7 +68,7 @@ class GpuForward {
   [[nodiscard]] Expected<void> multiply(std::size_t x, const GpuMatrix& matrix, std::size_t y,
                                         std::int32_t T, Dtype out);
   [[nodiscard]] Expected<void> multiply_adapted(const GpuStep& step, const GpuLayer& layer,
-                                        LayerWeight weight, std::size_t x, std::size_t y) {
+                                                LayerWeight weight, std::size_t x, std::size_t y) {
     return multiply_adapted(step, layer, weight, x, y, config_.dtype);
   }
   /// Where a product's rows go, and how far they are apart.
@@ -84,8 +84,8 @@ class GpuForward {
                                      std::int32_t out);
   /// The product of a layer's matrix, and what the rows' adapters add.
   [[nodiscard]] Expected<void> multiply_adapted(const GpuStep& step, const GpuLayer& layer,
-                                        LayerWeight weight, std::size_t x, std::size_t y,
-                                        Dtype out);
+                                                LayerWeight weight, std::size_t x, std::size_t y,
+                                                Dtype out);
   /// A product of each head. \param args  with the strides from one head to the next
   [[nodiscard]] Expected<void> multiply_heads(RowProductArgs args);
   /// Of rows [rows, 2 * inner] in gate_up, to rows [rows, inner] in `inner`.
