@@ -21,8 +21,7 @@ struct LayoutFlags {
   explicit LayoutFlags(CLI::App& app)
       : options(app, {"model", "model-options", "block-size", "kv-cache-memory-bytes", "swap-space",
                       "kv-cache-dtype", "device", "cpu-kernels", "max-model-len",
-                      "max-num-batched-tokens"}) {
-  }
+                      "max-num-batched-tokens"}) {}
   CommonFlags common;
   OptionFlags options;
 };

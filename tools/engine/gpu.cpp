@@ -30,9 +30,10 @@ constexpr std::size_t kGraphBytesPerLayer = std::size_t{64} << 10;
 Expected<void> check_supported(const Options& options, const ModelConfig& config) {
   if (auto supported = check_gpu_model(config); !supported) return supported;
   if (!std::has_single_bit(options.block_size))
-    return failure(Errc::bad_argument, "block-size: '" + std::to_string(options.block_size) +
-                                           "' must be a power of two on a GPU; 16 is usual (of one of "
-                                           "several models: model-options)");
+    return failure(Errc::bad_argument,
+                   "block-size: '" + std::to_string(options.block_size) +
+                       "' must be a power of two on a GPU; 16 is usual (of one of "
+                       "several models: model-options)");
   if (static_cast<std::uint32_t>(config.attention_chunk) % options.block_size != 0)
     return failure(Errc::bad_argument,
                    "block-size: '" + std::to_string(options.block_size) +
