@@ -45,15 +45,14 @@ struct Source {
 };
 
 Expected<void> load(Device& device, const Source& model, const UniqueFd& memory) {
-  auto weights = SharedDeviceMemory::map(device, memory.get(),
-                                         gpu_weight_bytes(model.adapters, device));
+  auto weights =
+      SharedDeviceMemory::map(device, memory.get(), gpu_weight_bytes(model.adapters, device));
   if (!weights) return forward_error(weights);
   ProgressBar bar("loading " + model.hosted.name);
   return upload_weights(device, model.config, model.files, weights->data(),
                         [&](std::size_t done, std::size_t total) { bar.show(done, total); })
-      .and_then([&] {
-        return model.adapters.upload(device, model.adapter_files, weights->data());
-      });
+      .and_then(
+          [&] { return model.adapters.upload(device, model.adapter_files, weights->data()); });
 }
 
 Expected<void> zero(Device& device, const UniqueFd& memory, std::size_t bytes) {
