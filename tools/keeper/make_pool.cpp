@@ -150,9 +150,9 @@ std::string device_text(const ModelFacts& model) {
 Expected<void> check_device(std::span<const ModelFacts> models) {
   for (const ModelFacts& model : models)
     if (model.device != models.front().device || model.gpu.uuid != models.front().gpu.uuid)
-      return failure(Errc::unsupported, "device: " + models.front().name + " would be computed on " +
-                                            device_text(models.front()) + ", " + model.name +
-                                            " on " + device_text(model) +
+      return failure(Errc::unsupported, "device: " + models.front().name +
+                                            " would be computed on " + device_text(models.front()) +
+                                            ", " + model.name + " on " + device_text(model) +
                                             "; one pool has one device: use --device cpu, or "
                                             "start again");
   return {};
@@ -179,9 +179,10 @@ void make_blocks_equal(std::vector<ModelFacts>& models) {
     if (const KvLayout& kv = model.layout; kv.padding > kv.block_bytes() / 10)
       spdlog::warn("{} tokens of {} leave {} of a block's {} unused; {}", kv.block_size, model.name,
                    format_bytes(kv.padding), format_bytes(kv.block_bytes()),
-                   is_gpu(model) ? "on a GPU a block has a power of two of tokens: other models, or "
-                                   "a daemon for each, have less unused"
-                                 : "choose other block sizes (model-options)");
+                   is_gpu(model)
+                       ? "on a GPU a block has a power of two of tokens: other models, or "
+                         "a daemon for each, have less unused"
+                       : "choose other block sizes (model-options)");
 }
 
 Expected<void> check_minimums(std::span<const HostedModel> served, std::uint32_t blocks) {
