@@ -189,6 +189,11 @@ void KvFixture::drop_first_blocks(std::size_t sequence, std::int32_t blocks) {
   std::fill_n(block_table_.begin() + sequence * table_width_, blocks, kFarOutside[0]);
 }
 
+void KvFixture::round_queries_to(Dtype dtype) {
+  for (Sequence& sequence : sequences_)
+    for (float& value : sequence.q) value = as_stored(value, dtype);
+}
+
 Output KvFixture::run(Attention attention, const std::vector<Query>& queries,
                       const Features& features) {
   std::vector<std::byte> q;

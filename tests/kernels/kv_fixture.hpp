@@ -72,6 +72,9 @@ class KvFixture {
     return run_densely(queries, features).out;
   }
 
+  /// From now on all queries are as this type holds them, whatever type they are passed in.
+  void round_queries_to(Dtype dtype);
+
   /// Overwrites k and v of one sequence from token `first` to the end of its last block.
   void poison_tokens_from(std::size_t sequence, std::int32_t first, float value);
 

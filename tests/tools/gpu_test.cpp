@@ -418,7 +418,34 @@ TEST_P(GpuEitherWay, AStopSignalDuringTheUploadEndsTheDaemonAtOnce) {
   waitpid(daemon, nullptr, 0);
 }
 
+/// What the figures say there is room for may not be there any more when it is asked for.
 TEST(Gpu, AFailureToMakeTheMemoryIsReportedInOneLine) {
+  const TempDirectory directory, sockets;
+  const std::string stall = directory.path() / "stall", loss = directory.path() / "loss";
+  const std::string words = directory.path() / "words";
+  ASSERT_EQ(mkfifo(stall.c_str(), 0600), 0);
+  std::vector<std::string> flags = kOnGpu;
+  flags.insert(flags.end(),
+               {"--socket", sockets.path() / "s", "--model", kDemoModel, "--log-level", "error"});
+  const pid_t daemon = spawn(program("kvhived"), flags, -1, -1, [&] {
+    with_gpu();
+    setenv("KVHIVE_FAKE_GPU_STALL", stall.c_str(), 1);
+    setenv("KVHIVE_FAKE_GPU_LOSS", loss.c_str(), 1);
+    write_errors_to(words);
+  });
+  {
+    const UniqueFd writer(open(stall.c_str(), O_WRONLY | O_CLOEXEC));  // waits for the maker
+    std::ofstream{loss};
+  }
+  EXPECT_EQ(exit_code_of(daemon), 1);
+  waitpid(daemon, nullptr, 0);
+  const std::string said = text_of(words);
+  EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;
+  EXPECT_THAT(said, HasSubstr("create_shared"));
+  EXPECT_TRUE(std::filesystem::is_empty(sockets.path()));
+}
+
+TEST(Gpu, APoolAndWeightsThatAreTooLargeTogetherAreRefusedBeforehand) {
   const TempDirectory directory;
   const CommandResult refused =
       run("kvhived",
@@ -427,7 +454,7 @@ TEST(Gpu, AFailureToMakeTheMemoryIsReportedInOneLine) {
           with_gpu);
   EXPECT_EQ(refused.exit_code, 1);
   EXPECT_EQ(std::ranges::count(refused.err, '\n'), 1) << refused.err;
-  EXPECT_THAT(refused.err, HasSubstr("the device is full"));
+  EXPECT_THAT(refused.err, HasSubstr("the pool needs 2.00 GiB and weights 8.00 MiB, the GPU has"));
   EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
 }
 
