@@ -8,8 +8,8 @@
 namespace kvhive {
 namespace {
 
-tl::unexpected<Error> bad_value(std::string_view name, const std::string& value,
-                                const std::string& remedy) {
+tl::unexpected<Error> bad_option(std::string_view name, const std::string& value,
+                                 const std::string& remedy) {
   return failure(Errc::bad_argument, std::string(name) + ": '" + value + "' " + remedy);
 }
 
@@ -22,7 +22,7 @@ Expected<void> check_range(const Options& options, const OptionField& field) {
   if (value == 0 && !field.zero.empty()) return {};
   std::string remedy = "must be " + range_text(field);
   if (!field.zero.empty()) remedy += "; 0 = " + std::string(field.zero);
-  return bad_value(field.name, field.type.format(options), remedy);
+  return bad_option(field.name, field.type.format(options), remedy);
 }
 
 /// A share for a domain that there can never be is a spelling mistake.
@@ -37,7 +37,7 @@ Expected<void> check_shares(const Options& o) {
     if (is_ruled || domain == kOtherDomains || domain == kDomainOfAll ||
         domain.rfind(kDomainOfUser, 0) == 0)
       continue;
-    return bad_value("shares", domain, "is no domain; name one of " + known);
+    return bad_option("shares", domain, "is no domain; name one of " + known);
   }
   return {};
 }
@@ -52,20 +52,20 @@ Expected<void> check_options(const Options& o) {
   if (auto models = hosted_models(o); !models) return forward_error(models);
   if (auto modules = parse_lora_modules(o.lora_modules); !modules) return forward_error(modules);
   if (o.max_num_batched_tokens < o.max_num_seqs)
-    return bad_value(
+    return bad_option(
         "max-num-batched-tokens", std::to_string(o.max_num_batched_tokens),
         "must be at least max-num-seqs (" + std::to_string(o.max_num_seqs) + "), a token for each");
   if (o.prompt_lookup_min > o.prompt_lookup_max)
-    return bad_value(
+    return bad_option(
         "prompt-lookup-min", std::to_string(o.prompt_lookup_min),
         "must be at most prompt-lookup-max (" + std::to_string(o.prompt_lookup_max) + ")");
   if (o.preemption_mode != PreemptionMode::recompute && o.swap_space == 0)
-    return bad_value("preemption-mode",
-                     std::string(names_of(o.preemption_mode)[std::size_t(o.preemption_mode)]),
-                     "needs a host tier; give --swap-space, e.g. 4GiB");
+    return bad_option("preemption-mode",
+                      std::string(names_of(o.preemption_mode)[std::size_t(o.preemption_mode)]),
+                      "needs a host tier; give --swap-space, e.g. 4GiB");
   if (o.sharing == Sharing::listed && o.domains.empty())
-    return bad_value("sharing", "listed",
-                     "refuses every client: list users or groups under domains");
+    return bad_option("sharing", "listed",
+                      "refuses every client: list users or groups under domains");
   return check_shares(o);
 }
 

@@ -20,6 +20,9 @@ namespace kvhive {
 inline constexpr std::uint64_t kPoolMagic = 0x3165766968766bull;  // "kvhive1"
 inline constexpr std::uint32_t kFormatVersion = 19;
 inline constexpr std::uint64_t kFormatted = 0x6465'7474'616d'726full;  // "ormatted"
+/// Of what orders nothing: counters, hints, and words that nobody reads meanwhile.
+inline constexpr auto relaxed = std::memory_order_relaxed;
+
 /// Serials, uids and stamps count from 1 and never reach this number. A value from here on is
 /// corrupt.
 inline constexpr std::uint64_t kImplausible = 1ull << 62;

@@ -44,7 +44,7 @@ Expected<void> parse_part(ShareRule& rule, const std::string& text) {
   return {};
 }
 
-Expected<ShareRule> parse_rule(const std::string& text) {
+Expected<ShareRule> parse_share(const std::string& text) {
   const auto parts = split_list(text, '=');
   if (parts.size() != 2 || parts[0].empty())
     return bad_value(text,
@@ -100,7 +100,7 @@ Expected<std::vector<ShareRule>> parse_shares(const std::string& text) {
   std::vector<ShareRule> rules;
   for (const std::string& piece : split_list(text, ';')) {
     if (piece.empty()) continue;  // a semicolon at the end
-    auto rule = parse_rule(piece);
+    auto rule = parse_share(piece);
     if (!rule) return forward_error(rule);
     if (std::any_of(rules.begin(), rules.end(),
                     [&](const ShareRule& other) { return other.domain == rule->domain; }))

@@ -8,7 +8,7 @@
 namespace kvhive {
 namespace {
 
-constexpr std::size_t kAlignment = 256;
+constexpr std::size_t kMatrixAlignment = 256;
 
 std::size_t bytes_of_a(const LoraFile::Pair& pair, Dtype dtype) {
   return std::size_t(pair.rank) * std::size_t(pair.in) * bytes_of(dtype);
@@ -36,7 +36,7 @@ GpuAdapters::GpuAdapters(std::span<const LoraFile> files, Dtype dtype, std::size
 }
 
 std::size_t GpuAdapters::take(std::size_t bytes) {
-  const std::size_t offset = round_up(end_, kAlignment);
+  const std::size_t offset = round_up(end_, kMatrixAlignment);
   end_ = offset + bytes;
   return offset;
 }

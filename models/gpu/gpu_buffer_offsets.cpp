@@ -9,7 +9,7 @@
 namespace kvhive {
 namespace {
 
-constexpr std::size_t kAlignment = 256;
+constexpr std::size_t kBufferAlignment = 256;
 
 /// The most splits that a plan makes of one query token; it cuts at borders of pieces only.
 std::size_t splits_per_token(const GpuLimits& limits, std::int32_t window) {
@@ -133,7 +133,7 @@ void GpuBufferOffsets::take_feed_forward(const ModelConfig& config, std::size_t 
 }
 
 std::size_t GpuBufferOffsets::take(std::size_t count) {
-  const std::size_t offset = round_up(bytes, kAlignment);
+  const std::size_t offset = round_up(bytes, kBufferAlignment);
   bytes = offset + count;
   return offset;
 }

@@ -15,7 +15,7 @@
 namespace kvhive {
 namespace {
 
-constexpr std::size_t kAlignment = 256;  ///< of tensors: what products read fastest
+constexpr std::size_t kTensorAlignment = 256;  ///< of tensors: what products read fastest
 
 /// Assigns offsets to tensors, one after the other.
 class Builder {
@@ -23,7 +23,7 @@ class Builder {
   Builder(GpuWeights& weights, const ModelConfig& config) : weights_(weights), config_(config) {}
 
   std::size_t reserve(std::size_t bytes) {
-    const std::size_t offset = round_up(weights_.bytes, kAlignment);
+    const std::size_t offset = round_up(weights_.bytes, kTensorAlignment);
     weights_.bytes = offset + bytes;
     return offset;
   }

@@ -8,8 +8,6 @@
 namespace kvhive {
 namespace {
 
-constexpr auto relaxed = std::memory_order_relaxed;
-
 void count(TierReport& tier, BlockWord word) {
   ++tier.blocks;
   switch (word.state()) {

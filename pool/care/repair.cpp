@@ -16,8 +16,6 @@
 namespace kvhive {
 namespace {
 
-constexpr auto relaxed = std::memory_order_relaxed;
-
 class Repair {
  public:
   Repair(const PoolMemory& memory, const SlotOwners& owners)

@@ -3,14 +3,6 @@
 #include <bit>
 
 namespace kvhive {
-namespace {
-
-std::uint64_t get(const std::atomic<std::uint64_t>& field) {
-  return field.load(std::memory_order_relaxed);
-}
-
-}  // namespace
-
 Soundness::Soundness(const PoolMemory& memory) : memory_(memory), hasher_(memory.hasher()) {
   for (std::uint32_t id = 1; id < memory_.geometry().total_blocks(); ++id) {
     const BlockId block{id};
@@ -63,16 +55,16 @@ std::vector<std::string> Soundness::identity_faults(BlockId block) {
 bool Soundness::has_future_stamp(BlockId block) const {
   const auto& tier = memory_.control().tiers[std::size_t(memory_.tier_of(block))];
   const std::uint64_t stamp = memory_.block(block).stamp();
-  return memory_.block(block).word().is_ready() && stamp >= get(tier.tail);
+  return memory_.block(block).word().is_ready() && stamp >= tier.tail.load(relaxed);
 }
 
 std::vector<std::string> Soundness::faults_now(BlockId block) {
   std::vector<std::string> faults;
   const BlockView b = memory_.block(block);
   const std::uint64_t uid = b.uid(), parent_uid = b.parent_uid(), serial = b.serial();
-  if (uid == 0 || uid >= get(memory_.control().next_serial))
+  if (uid == 0 || uid >= memory_.control().next_serial.load(relaxed))
     faults.push_back("has uid " + std::to_string(uid) + ", which was never given out");
-  else if (serial < uid || serial >= get(memory_.control().next_serial))
+  else if (serial < uid || serial >= memory_.control().next_serial.load(relaxed))
     faults.push_back("has serial " + std::to_string(serial) +
                      ", which was not given out with uid " + std::to_string(uid));
   const GroupId group = b.group();

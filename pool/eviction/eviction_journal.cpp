@@ -7,7 +7,6 @@
 namespace kvhive {
 namespace {
 
-constexpr std::uint64_t kAhead = 32;  // records to prefetch ahead; they are in no cache
 // Bits of JournalRecord::what: 63 .. 22 Unix milliseconds, 21 .. 17 slot, 16 .. 14 kind, 13 .. 0
 // name_check
 constexpr int kTimeShift = 22, kSlotShift = 17, kKindShift = 14;
@@ -31,11 +30,11 @@ EvictionJournal::EvictionJournal(const PoolMemory& memory)
 void EvictionJournal::note(Departure kind, ProcessSlot slot,
                            std::span<const BlockId> blocks) const {
   if (blocks.empty()) return;
-  constexpr auto relaxed = std::memory_order_relaxed;
   const std::uint64_t common = coarse_unix_ms() << kTimeShift |
                                std::uint64_t(slot.value & 31) << kSlotShift |
                                std::uint64_t(kind) << kKindShift;
   std::uint64_t place = next_->fetch_add(blocks.size(), relaxed);
+  constexpr std::uint64_t kAhead = 32;  // records to prefetch: they are in no cache
   for (const BlockId block : blocks) {
     const Hash128 name = BlockView(descriptors_[block.value]).name();
     prefetch_to_write(&records_[(place + kAhead) & mask_]);

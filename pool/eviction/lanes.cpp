@@ -8,8 +8,6 @@
 namespace kvhive {
 namespace {
 
-constexpr auto relaxed = std::memory_order_relaxed;
-
 /// The sums over all slots, without the corrections. `filling` needs none.
 LaneTotals counted(const ControlBlock& control, std::size_t lane) {
   LaneTotals sum;

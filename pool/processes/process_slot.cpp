@@ -9,8 +9,6 @@
 namespace kvhive {
 namespace {
 
-constexpr auto relaxed = std::memory_order_relaxed;
-
 /// Records what earlier processes in the slot have counted. No process reads it before the pid is
 /// stored, so a kill in between does no harm: the next process records it again.
 void note_sums(ProcessEntry& entry) {

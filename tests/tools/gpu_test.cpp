@@ -474,7 +474,7 @@ TEST(Gpu, DescribingTheModelOpensTheDeviceOnce) {
 /// One arena and the weights of all models, shared by descriptors or kept by a process.
 TEST_P(GpuEitherWay, SeveralModelsSayWhatEachSaysAlone) {
   const Models models;
-  const Requests few = overlapping_requests(3, 6, 2);
+  const Requests few = overlapping_requests(2, 6, 2);
   std::vector<std::string> flags = {"--device",        "cuda", "--max-num-batched-tokens", "64",
                                     "--max-model-len", "320",  "--max-num-seqs",           "8"};
   const auto expected = alone(models, few, flags, GetParam().with_gpu);
