@@ -1,6 +1,7 @@
 #pragma once
 // Random adapters of golden models, and sequences that are computed with them.
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -141,6 +142,8 @@ class AdaptedRunner {
       table.push_back(BlockId{feed.block});
       adapters.push_back(feed.adapter);
     }
+    if (std::ranges::all_of(adapters, [](std::int32_t adapter) { return adapter < 0; }))
+      adapters.clear();
     std::vector<float> logits(tokens.size() * vocab_);
     forward_({tokens, positions, query_start, kv_len, table, slots, rows, 1, adapters}, layout_,
              logits);
