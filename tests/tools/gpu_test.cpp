@@ -483,7 +483,8 @@ TEST_P(GpuEitherWay, SeveralModelsSayWhatEachSaysAlone) {
   EXPECT_EQ(model_row(daemon, "small")["block_size"], 32);
   EXPECT_EQ(together(daemon, models, few), expected);
   daemon.kill_keeper();  // the next one has the descriptors
-  for (const Json& engine : daemon.status()["engines"]) signal_process(engine["pid"], SIGKILL);
+  const Json status = daemon.status();
+  for (const Json& engine : status["engines"]) signal_process(engine["pid"], SIGKILL);
   EXPECT_EQ(together(daemon, models, few), expected);
   EXPECT_TRUE(daemon.fsck_is_clean());
 }

@@ -127,9 +127,10 @@ TEST(Succession, StewardAndKeeperKilledAtOnceAreBothReplaced) {
       kHang));
   EXPECT_TRUE(eventually(
       [&] {
-        for (const Json& slot : daemon.status()["slots"])
-          if (slot["use"] == "unswept") return false;
-        return true;
+        const Json status =
+            daemon.status();  // a loop over a part of a temporary reads freed memory
+        return std::ranges::none_of(status["slots"],
+                                    [](const Json& slot) { return slot["use"] == "unswept"; });
       },
       kHang));
   EXPECT_NE(daemon.status()["steward"]["pid"], steward);
