@@ -13,7 +13,8 @@ endfunction()
 
 # Compiles a target's sources eight together, as one: what they include and instantiate alike, which is most of it where sources are
 # small and libraries large, is compiled once. So a name means one thing in all of them: Json is nlohmann::json, the ordered one is
-# OrderedJson. Generated sources, which do not keep to that, are compiled alone; the preset "dev" compiles every source so.
+# OrderedJson. Not for base and config, of which libkvhive takes parts: the linker would take the rest along, and the libraries that
+# the rest needs. Generated sources, which do not keep to that, are compiled alone; the preset "dev" compiles every source so.
 function(kvhive_unite target)
   if(CMAKE_DISABLE_PRECOMPILE_HEADERS)
     return()
