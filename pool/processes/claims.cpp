@@ -6,11 +6,11 @@ namespace kvhive {
 namespace {
 
 /// A claim's word: a part of the name, the slot, and 1. So 0 is no claim.
-constexpr unsigned kSlotShift = 1, kNameShift = 6;
-static_assert(kMaxProcesses <= 1u << (kNameShift - kSlotShift));
+constexpr unsigned kClaimSlotShift = 1, kNameShift = 6;
+static_assert(kMaxProcesses <= 1u << (kNameShift - kClaimSlotShift));
 
 std::uint64_t word_of(Hash128 name, ProcessSlot slot) {
-  return name.low << kNameShift | std::uint64_t{slot.value} << kSlotShift | 1;
+  return name.low << kNameShift | std::uint64_t{slot.value} << kClaimSlotShift | 1;
 }
 
 std::uint32_t place_of(Hash128 name) { return static_cast<std::uint32_t>(name.high % kClaims); }
@@ -19,7 +19,7 @@ std::uint32_t place_of(Hash128 name) { return static_cast<std::uint32_t>(name.hi
 
 std::optional<ProcessSlot> claimed_by(std::uint64_t word) {
   if ((word & 1) == 0) return std::nullopt;
-  return ProcessSlot{static_cast<std::uint32_t>(word >> kSlotShift & 31)};
+  return ProcessSlot{static_cast<std::uint32_t>(word >> kClaimSlotShift & 31)};
 }
 
 Claims::Answer Claims::claim(Hash128 name, std::uint64_t instead_of) {
