@@ -61,6 +61,7 @@ Expected<void> GpuAdapters::upload(Device& device, std::span<const LoraFile> fil
 Expected<void> GpuAdapters::send_all(Uploader& uploader, std::span<const LoraFile> files,
                                      std::byte* region) const {
   const auto put = [&](const TensorView& tensor, std::size_t offset, std::size_t bytes) {
+    if (tensor.dtype == dtype_) return uploader.put(region + offset, tensor.bytes);
     return uploader.put(region + offset, bytes, [&](std::span<std::byte> out, std::size_t first) {
       const std::size_t size = bytes_of(dtype_);
       for (std::size_t i = 0; i < out.size() / size; ++i)

@@ -161,6 +161,21 @@ class AdaptedRunner {
   std::map<std::uint32_t, std::int32_t> lengths_;
 };
 
+/// The logits of these tokens without an adapter, with the first and with the second, computed in
+/// two chunks beside each other and a sequence more.
+inline std::vector<std::vector<float>> side_by_side(AdaptedRunner& runner,
+                                                    const std::vector<TokenId>& tokens) {
+  std::vector<std::vector<float>> batched(3);
+  const auto half = tokens.begin() + 9;
+  for (const auto& part :
+       {std::vector<TokenId>(tokens.begin(), half), std::vector<TokenId>(half, tokens.end())}) {
+    const auto logits = runner.step({{1, 0, part}, {2, 0, {5, 6}}, {3, 1, part}, {4, -1, part}});
+    for (const auto& [adapter, place] : {std::pair{0, 3}, {1, 0}, {2, 2}})
+      batched[adapter].insert(batched[adapter].end(), logits[place].begin(), logits[place].end());
+  }
+  return batched;
+}
+
 /// Runs a transformer with adapters over an arena of its own.
 inline AdaptedRunner runner_of(Transformer& model) {
   const std::size_t bytes =

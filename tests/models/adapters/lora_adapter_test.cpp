@@ -74,15 +74,7 @@ TEST_F(LoraAdapterTest, SeveralAdaptersInABatchDoNotChangeBits) {
     alone.push_back(logits_of(llama_, adapter, tokens_));
 
   AdaptedRunner runner = runner_of(llama_);
-  std::vector<std::vector<float>> batched(3);
-  const auto half = tokens_.begin() + 9;
-  for (const auto& part :
-       {std::vector<TokenId>(tokens_.begin(), half), std::vector<TokenId>(half, tokens_.end())}) {
-    const auto logits = runner.step({{1, 0, part}, {2, 0, {5, 6}}, {3, 1, part}, {4, -1, part}});
-    for (const auto& [adapter, place] : {std::pair{0, 3}, {1, 0}, {2, 2}})
-      batched[adapter].insert(batched[adapter].end(), logits[place].begin(), logits[place].end());
-  }
-  EXPECT_EQ(batched, alone);
+  EXPECT_EQ(side_by_side(runner, tokens_), alone);
 }
 
 // -- what is refused ------------------------------------------------------------------------------

@@ -93,15 +93,7 @@ TEST(GpuAdapters, SeveralInABatchDoNotChangeBits) {
   EXPECT_NE(alone[2], alone[1]);
 
   AdaptedRunner runner = model.runner();
-  std::vector<std::vector<float>> batched(3);
-  const auto half = tokens.begin() + 9;
-  for (const auto& part :
-       {std::vector<TokenId>(tokens.begin(), half), std::vector<TokenId>(half, tokens.end())}) {
-    const auto logits = runner.step({{1, 0, part}, {2, 0, {5, 6}}, {3, 1, part}, {4, -1, part}});
-    for (const auto& [adapter, place] : {std::pair{0, 3}, {1, 0}, {2, 2}})
-      batched[adapter].insert(batched[adapter].end(), logits[place].begin(), logits[place].end());
-  }
-  EXPECT_EQ(batched, alone);
+  EXPECT_EQ(side_by_side(runner, tokens), alone);
 }
 
 /// A graph is of rows with adapters or without, whichever adapters they are.
