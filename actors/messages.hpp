@@ -133,6 +133,7 @@ struct NewSequence {
   /// Of prompt and answer together: with so many the request has ended.
   std::uint32_t most_tokens = ~std::uint32_t{0};
   std::shared_ptr<const EmbeddedPrompt> embedded{};  ///< the first of `tokens`, if not null
+  bool will_be_forked = false;                       ///< GenerationParams::will_be_forked
 };
 
 /// Guesses at the tokens that follow a sequence's newest one
@@ -210,6 +211,8 @@ struct StepOutcome {
   std::uint32_t scheduled_tokens = 0;
   /// How many of StepRequest::waiting wait for blocks that others compute.
   std::uint32_t waits_for_others = 0;
+  /// Blocks are kept for forks (actors/prefix/tails.hpp): a step is wanted soon, also an empty one.
+  bool keeps_tails = false;
 };
 
 /// A block with bytes of another domain. The swapper zeroes it and then moves it to domain `to`

@@ -23,16 +23,20 @@ namespace kvhive {
 struct Retry {};
 /// scheduler -> scheduler: go on replaying journals. Other messages have their turn in between.
 struct ReplayMore {};
+/// scheduler -> scheduler: blocks have been kept for forks long enough.
+struct LookAfterTails {};
 
 }  // namespace kvhive
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::Retry)
 CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::ReplayMore)
+CAF_ALLOW_UNSAFE_MESSAGE_TYPE(kvhive::LookAfterTails)
 
 namespace kvhive {
 
 using SchedulerHandle = caf::typed_actor<caf::reacts_to<SubmitBatch>, caf::reacts_to<AbortBatch>,
                                          caf::reacts_to<TellWhenEmpty>, caf::reacts_to<NewLimits>,
-                                         caf::reacts_to<Retry>, caf::reacts_to<ReplayMore>>;
+                                         caf::reacts_to<Retry>, caf::reacts_to<ReplayMore>,
+                                         caf::reacts_to<LookAfterTails>>;
 using BlockManagerHandle = caf::typed_actor<caf::replies_to<StepRequest>::with<StepDone>,
                                             caf::replies_to<Questions>::with<Answers>>;
 /// Interface of swapper and executor. The swapper, which has only plans that move blocks, passes

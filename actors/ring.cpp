@@ -182,6 +182,11 @@ class SchedulerActor : public SchedulerHandle::base {
               state_.replay_some();
               replay_later();
               step();
+            },
+            [this](LookAfterTails) {
+              waits_for_tails_ = false;
+              state_.look_after_tails();
+              step();
             }};
   }
 
@@ -208,6 +213,7 @@ class SchedulerActor : public SchedulerHandle::base {
     if (is_stepping_ || is_resting_) return;
     auto request_step = state_.next_step();
     if (!request_step) {
+      look_after_tails_later();
       if (when_empty_ && state_.unfinished() == 0) std::exchange(when_empty_, nullptr)();
       return;
     }
@@ -218,6 +224,12 @@ class SchedulerActor : public SchedulerHandle::base {
                 spdlog::critical("a step was not answered: {}", system().render(error));
                 std::abort();
               });
+  }
+
+  /// An engine with nothing to do must not keep blocks from others.
+  void look_after_tails_later() {
+    if (!state_.keeps_tails() || std::exchange(waits_for_tails_, true)) return;
+    delayed_send(this, std::chrono::nanoseconds(Tails::kLife), LookAfterTails{});
   }
 
   void finish_step(const StepDone& answer) {
@@ -238,7 +250,8 @@ class SchedulerActor : public SchedulerHandle::base {
   std::function<void()> when_empty_;
   bool is_stepping_ = false;
   bool is_resting_ = false;
-  bool is_replaying_ = false;  ///< a ReplayMore is on its way
+  bool is_replaying_ = false;     ///< a ReplayMore is on its way
+  bool waits_for_tails_ = false;  ///< so is a LookAfterTails
 };
 
 template <class Class, class... Arguments>

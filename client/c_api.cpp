@@ -117,6 +117,7 @@ kvhive::GenerateRequest generate_request(const kvhive_request& request) {
         request.prompt_embeds,
         request.prompt_embeds + request.prompt_row_count * request.embedding_width);
   out.embedding_width = request.embedding_width;
+  out.will_be_forked = request.will_be_forked != 0;
   return out;
 }
 

@@ -76,6 +76,7 @@ ChannelRequest channel_request(const GenerateRequest& request) {
   rules.bad_words = request.bad_words;
   out.params.include_stop = request.include_stop;
   out.params.only_asks = request.only_asks;
+  out.params.will_be_forked = request.will_be_forked;
   out.most_text_bytes = request.most_text_bytes;
   return out;
 }

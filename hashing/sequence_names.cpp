@@ -29,6 +29,16 @@ void SequenceNames::extend(const BlockHasher& hasher, std::span<const TokenId> t
   }
 }
 
+ExtraKey SequenceNames::before(std::size_t block) const {
+  if (block >= blocks()) return digest_;
+  for (std::size_t g = 0; g < groups_.count; ++g) {
+    if (groups_.is_chained(groups_.id(g))) continue;
+    const auto& extras = of_[g].extras;
+    return block < extras.size() ? extras[block] : kNoExtraKey;
+  }
+  return digest_;  // the first block's
+}
+
 /// An extra key of the block that depends on its rows, too, if it has some.
 ExtraKey SequenceNames::with_rows(const BlockHasher& hasher, const ExtraKey& before,
                                   std::size_t block) const {

@@ -41,6 +41,9 @@ class SequenceNames {
   std::span<const Hash128> names(GroupId group) const { return of_[groups_.place(group)].names; }
   /// The blocks' extra keys; empty if none has one.
   std::span<const ExtraKey> extras(GroupId group) const { return of_[groups_.place(group)].extras; }
+  /// Stands for what is before a block, together with its parent in the first group; the block is a
+  /// full one, or follows the last of these. For sequences of tokens.
+  ExtraKey before(std::size_t block) const;
 
  private:
   struct OfGroup {

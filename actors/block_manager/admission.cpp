@@ -77,7 +77,7 @@ BlockManagerState::Admitted BlockManagerState::admit(Round& round, SeqId seq) {
   const Need need = need_of(sequence, start, std::min(round.budget, round.most_of_one));
 
   // available() is a hint, so if no sequence is running, the engine tries even if it says no.
-  const bool fits = round.running == 0 || finds_room(need, sequence.domain, false);
+  const bool fits = round.running == 0 || find_room(need, sequence.domain);
   if (fits && waits_for_other(round, sequence, start)) {
     cancel(start);
     return Admitted::waits;
@@ -113,6 +113,11 @@ BlockManagerState::Need BlockManagerState::need_of(const Sequence& sequence, con
     now += blocks_for(start.computed + tokens) - first_place(groups_.id(g), start.computed);
   now -= start.found.blocks(Tier::device).size();
   return {static_cast<std::uint32_t>(tokens), now, std::max(now, blocks_for_all(start, total))};
+}
+
+/// As finds_room(), and gives up what is kept for forks if that helps.
+bool BlockManagerState::find_room(const Need& need, DomainId domain) {
+  return finds_room(need, domain, false) || (tails_.drop_all() && finds_room(need, domain, false));
 }
 
 /// A sequence is admitted only if all of its tokens fit. Whoever is alone needs to leave nothing.
@@ -178,6 +183,7 @@ std::size_t BlockManagerState::blocks_for_all(const Start& start, std::size_t to
 void BlockManagerState::cancel(const Start& start) {
   for (const Tier tier : {Tier::device, Tier::host})
     pool_.cancel({.blocks = start.found.blocks(tier), .end = {}});
+  pool_.release(start.tail);
 }
 
 /// Whether the sequence could be admitted and is better off waiting for blocks that another one
@@ -244,14 +250,20 @@ void BlockManagerState::fill_tables(Round& round, Sequence& sequence, Start& sta
       if (i < source.size())
         round.plan.swap_in.push_back({index_of(source[i]), index_of(table.device[i])});
     }
+    if (!start.tail.empty())
+      round.plan.copies.push_back(
+          {index_of(start.tail[g]), index_of(table.device[start.found.hit])});
     table.published = found.end;
     announce(sequence, group, std::max<std::size_t>(first, found.end.depth));
     append_blocks(round.under_way.leaving, table.host);
     table.host.clear();
   }
   const std::vector<BlockId> promoted = start.found.blocks(Tier::host);
-  round.under_way.leaving.insert(round.under_way.leaving.end(), promoted.begin(), promoted.end());
+  append_blocks(round.under_way.leaving, promoted);
+  append_blocks(round.under_way.leaving, start.tail);
   bump(pool_.counters()["promoted_blocks"], promoted.size());
+  if (!start.tail.empty())
+    bump(pool_.counters()["forked_tokens"], start.computed % tokens_per_block_);
   sequence.is_swapped_out = false;
   sequence.computed = start.computed;
 }
@@ -269,6 +281,7 @@ void BlockManagerState::count_first_admission(const Sequence& sequence, const St
     bump(counters["queried_tokens"], sequence.tokens.size());
   bump(counters["cached_tokens"], start.computed);
   count_origins(start.found);
+  if (!start.tail.empty()) bump(counters["hit_tokens_own"], start.computed % tokens_per_block_);
 }
 
 /// Counts the tokens found by who had computed them. A place that no group keeps any more counts
@@ -298,8 +311,9 @@ void BlockManagerState::count_origins(const SequenceStart& found) {
 }
 
 /// Finds the part of the sequence that need not be computed. The last token must be computed,
-/// because its logits are needed; since hits are whole blocks, its whole block is computed. A
-/// sequence that is swapped out goes on from its copies, if the device tier has less.
+/// because its logits are needed; since hits are whole blocks, its whole block is computed, but for
+/// what a fork finds of it. A sequence that is swapped out goes on from its copies, if the device
+/// tier has less.
 BlockManagerState::Start BlockManagerState::start_of(const Sequence& sequence,
                                                      const StepBlocks& filled) {
   const std::size_t most =
@@ -311,11 +325,37 @@ BlockManagerState::Start BlockManagerState::start_of(const Sequence& sequence,
   start.computed = static_cast<std::uint32_t>(start.found.hit * tokens_per_block_);
   if (start.found.hit_of_first > start.found.hit)
     start.junction = start.found.hit_of_first * tokens_per_block_;
-  if (!sequence.is_swapped_out || sequence.computed <= start.computed) return start;
-
+  if (!sequence.is_swapped_out || sequence.computed <= start.computed) {
+    if (!tails_.is_empty() && config_.prefix_caching && sequence.reads_cache)
+      find_tail(sequence, start);
+    return start;
+  }
   start.is_own_copy = true;
-  start.computed = sequence.computed;
-  // Of what was found, the tokens behind the copies read less.
+  go_on_from(sequence, start, sequence.computed);
+  return start;
+}
+
+/// Of the block behind what was found, a tail may have some tokens.
+void BlockManagerState::find_tail(const Sequence& sequence, Start& start) {
+  const std::size_t hit = start.found.hit;
+  const std::size_t first = hit * tokens_per_block_;
+  const SequenceStart::OfGroup& leading = start.found.groups[0];
+  const bool is_chained = groups_.is_chained(groups_.id(0));
+  if (sequence.embedded || (is_chained && leading.end.depth != hit)) return;
+  const Prefix parent = is_chained ? leading.end : root_of(sequence, groups_.id(0), hit);
+  const auto found =
+      tails_.find({parent, sequence.names.before(hit)},
+                  std::span(sequence.tokens).subspan(first, sequence.tokens.size() - 1 - first));
+  if (!found) return;
+  start.tail.assign(found->blocks.begin(), found->blocks.end());
+  pool_.fork(start.tail);
+  go_on_from(sequence, start, static_cast<std::uint32_t>(first + found->tokens));
+}
+
+/// The sequence goes on behind more tokens than the blocks that were found have: of these it reads
+/// less.
+void BlockManagerState::go_on_from(const Sequence& sequence, Start& start, std::uint32_t computed) {
+  start.computed = computed;
   PrefixHit passed{};
   for (std::size_t g = 0; g < groups_.count; ++g) {
     auto& [device, host, end] = start.found.groups[g];
@@ -325,7 +365,6 @@ BlockManagerState::Start BlockManagerState::start_of(const Sequence& sequence,
     if (first != 0) end = root_of(sequence, groups_.id(g), first);
   }
   pool_.cancel(passed);
-  return start;
 }
 
 }  // namespace kvhive

@@ -22,6 +22,9 @@
 //
 // A sequence that waits for another one's blocks (single flight) keeps its place in the queue, and
 // those behind it are admitted.
+//
+// What an ended sequence computed of its last block is copied for those that fork it
+// (actors/prefix/tails.hpp).
 
 #include <deque>
 #include <memory>
@@ -34,6 +37,7 @@
 #include "actors/messages.hpp"
 #include "actors/prefix/sequence_start.hpp"
 #include "actors/prefix/single_flight.hpp"
+#include "actors/prefix/tails.hpp"
 #include "actors/step_order.hpp"
 #include "base/stop_watch.hpp"
 #include "config/choices.hpp"
@@ -94,6 +98,9 @@ class BlockManagerState {
   /// any time.
   Answers answer(const Questions& questions);
 
+  /// Whether blocks are kept for forks, which a later step releases.
+  bool keeps_tails() const { return !tails_.is_empty(); }
+
   CopyPolicy& copy_policy() { return copy_policy_; }
 
  private:
@@ -134,6 +141,7 @@ class BlockManagerState {
     std::size_t junction = 0;         ///< tokens (ResumePoints), when it was last looked up
     std::uint32_t most_tokens = 0;    ///< with so many it has ended
     std::shared_ptr<const EmbeddedPrompt> embedded{};  ///< its first tokens, if not null
+    bool will_be_forked = false;
     bool has_ended = false;  ///< and is forgotten when no step is under way that writes it
 
     /// Tokens whose KV is there once the steps under way are done.
@@ -145,7 +153,10 @@ class BlockManagerState {
     std::size_t looked_up = 0;   ///< blocks that were looked up
     std::uint32_t computed = 0;  ///< tokens
     std::size_t junction = 0;    ///< ResumePoints::junction
-    bool is_own_copy = false;    ///< what the device tier lacks is in the sequence's host tables
+    /// A block of each group with the tokens behind those of `found`, to be copied; or none. The
+    /// process has one more reference to each.
+    std::vector<BlockId> tail{};
+    bool is_own_copy = false;  ///< what the device tier lacks is in the sequence's host tables
   };
   /// Of a sequence in a plan that is done.
   struct Lists {
@@ -212,9 +223,13 @@ class BlockManagerState {
   double patience(std::size_t tokens) const;
   bool has_more_come(const Round& round, const Sequence& sequence, const Start& start);
   Start start_of(const Sequence& sequence, const StepBlocks& filled);
+  void find_tail(const Sequence& sequence, Start& start);
+  void go_on_from(const Sequence& sequence, Start& start, std::uint32_t computed);
+  void keep_tail(Sequence& sequence);
   Need need_of(const Sequence& sequence, const Start& start, std::size_t most_tokens) const;
   bool finds_room(const Need& need, DomainId domain, bool is_alone) const;
   std::size_t blocks_for_all(const Start& start, std::size_t tokens) const;
+  bool find_room(const Need& need, DomainId domain);
   void cancel(const Start& start);
   void fill_tables(Round& round, Sequence& sequence, Start& start, std::span<const BlockId> fresh,
                    std::size_t tokens);
@@ -281,6 +296,7 @@ class BlockManagerState {
   Resets resets_{};            ///< of the prefix cache, when plan() was last called
   CopyPolicy copy_policy_;
   SingleFlight single_flight_;
+  Tails tails_;
 };
 
 }  // namespace kvhive

@@ -33,12 +33,16 @@ void BlockManagerState::serve_running(Round& round) {
   round.running = static_cast<std::uint32_t>(round.request.running.size() - round.preempted.size());
 }
 
-/// Allocates device blocks. If there is a host tier, the evicted contents are noted in `round`:
-/// their bytes stay until the step begins, so that demote() can have them copied.
+/// Allocates device blocks; if there are too few, those that are kept for forks, too. If there is a
+/// host tier, the evicted contents are noted in `round`: their bytes stay until the step begins, so
+/// that demote() can have them copied.
 Expected<std::vector<BlockId>> BlockManagerState::allocate(Round& round, std::size_t blocks,
                                                            DomainId domain) {
   const bool may_demote = config_.prefix_caching && pool_.capacity(Tier::host) != 0;
-  return pool_.allocate(Tier::device, blocks, domain, may_demote ? &round.evicted : nullptr);
+  std::vector<Evicted>* const evicted = may_demote ? &round.evicted : nullptr;
+  auto fresh = pool_.allocate(Tier::device, blocks, domain, evicted);
+  if (!fresh && tails_.drop_all()) fresh = pool_.allocate(Tier::device, blocks, domain, evicted);
+  return fresh;
 }
 
 /// Adds the demotions to the plan. Called last: by then this engine holds all host blocks that the

@@ -16,6 +16,7 @@ void StepPipeline::ask(const StepRequest& request) {
     StepPlan plan = state_.plan(request);
     if (plan.is_empty()) {
       done_ = StepDone{plan.step, std::move(plan.outcome), {}, {}};
+      done_->outcome.keeps_tails = state_.keeps_tails();
       return;
     }
     plans_.push_back(std::move(plan));
@@ -48,6 +49,7 @@ void StepPipeline::done(StepDone done) {
 void StepPipeline::apply(StepDone done) {
   state_.finish_step(done);
   state_.reuse(std::exchange(done.spent, {}));
+  done.outcome.keeps_tails = state_.keeps_tails();
   done_ = std::move(done);
 }
 

@@ -14,6 +14,9 @@ namespace {
 /// meanwhile waits for both.
 constexpr double kLongStep = 0.01;
 
+/// Of the device blocks, one in so many may be kept for forks, and those of one sequence always.
+constexpr std::size_t kTailsPart = 32;
+
 /// Where the blocks of windows are kept at few places only, nobody can go on from others: what is
 /// claimed ends at such a place.
 SingleFlight::Stretch stretch_for(const BlockManagerConfig& config, const CacheGroups& groups,
@@ -37,7 +40,10 @@ BlockManagerState::BlockManagerState(BlockPool& pool, const BlockManagerConfig& 
       tokens_per_block_(pool.tokens_per_block()),
       copy_policy_(tokens_per_block_),
       single_flight_(pool.claims(), config.clock,
-                     stretch_for(config, pool.groups(), pool.tokens_per_block())) {}
+                     stretch_for(config, pool.groups(), pool.tokens_per_block())),
+      tails_(pool,
+             std::max<std::size_t>(pool.capacity(Tier::device) / kTailsPart, pool.groups().count),
+             config.clock) {}
 
 BlockManagerState::Round BlockManagerState::round_of(const StepRequest& request) const {
   Round round{.request = request,
@@ -299,8 +305,10 @@ void BlockManagerState::apply_request(const StepRequest& request) {
     sequence.logits = added.logits;
     sequence.prompt_tokens = added.prompt_tokens;
     sequence.most_tokens = added.most_tokens;
+    sequence.will_be_forked = added.will_be_forked;
     sequences_.emplace(added.seq, std::move(sequence));
   }
+  tails_.drop_old();
   for (const Drafts& drafts : request.drafts) sequences_.at(drafts.seq).drafts = drafts.tokens;
   for (const SeqId seq : request.ended) end(seq);
 }
@@ -330,6 +338,7 @@ void BlockManagerState::end(SeqId seq) {
 
 void BlockManagerState::forget(SeqId seq) {
   const auto found = sequences_.find(seq);
+  keep_tail(found->second);
   for (const Table& table : found->second.tables)
     for (const auto* blocks : {&table.device, &table.host}) {
       std::vector<BlockId> held;
@@ -338,6 +347,27 @@ void BlockManagerState::forget(SeqId seq) {
     }
   running_order_.forget();
   sequences_.erase(found);
+}
+
+/// Keeps the block that the sequence has filled in part, if others are to go on from there.
+void BlockManagerState::keep_tail(Sequence& sequence) {
+  if (!sequence.will_be_forked || !config_.prefix_caching || sequence.is_swapped_out ||
+      sequence.embedded)
+    return;
+  const std::size_t computed = std::min<std::size_t>(sequence.computed, sequence.tokens.size());
+  const std::size_t full = computed / tokens_per_block_, first = full * tokens_per_block_;
+  const bool has_all = std::ranges::all_of(sequence.tables, [&](const Table& table) {
+    return table.device.size() > full && table.device[full] != kNullBlock;
+  });
+  if (first == computed || !has_all) return;
+  Prefix parent = root_of(sequence, groups_.id(0), full);
+  if (full != 0 && groups_.is_chained(parent.group)) parent = sequence.tables[0].published;
+  if (parent.depth != full) return;
+  std::vector<BlockId> blocks;
+  for (Table& table : sequence.tables)
+    blocks.push_back(std::exchange(table.device[full], kNullBlock));
+  tails_.keep({parent, sequence.names.before(full)},
+              std::span(sequence.tokens).subspan(first, computed - first), std::move(blocks));
 }
 
 void BlockManagerState::schedule(Round& round, SeqId seq, Sequence& sequence,

@@ -250,7 +250,9 @@ void SchedulerState::drop_unwanted() {
 
 std::optional<StepRequest> SchedulerState::next_step() {
   KV_CHECK(!step_is_out_);
-  if (running_.empty() && waiting_.is_empty() && ended_.empty()) return std::nullopt;
+  if (running_.empty() && waiting_.is_empty() && ended_.empty() &&
+      !std::exchange(looks_after_tails_, false))
+    return std::nullopt;
   StepRequest step;
   step.step = next_step_++;
   step.ended = std::exchange(ended_, {});
@@ -273,6 +275,7 @@ std::optional<StepRequest> SchedulerState::next_step() {
       added.computed_before = static_cast<std::uint32_t>(request.tokens.size()) - 1;
     added.logits = request.logits;
     added.embedded = request.embedded;
+    added.will_be_forked = request.params.will_be_forked;
     added.prompt_tokens = request.prompt_tokens;
     added.most_tokens = static_cast<std::uint32_t>(std::min<std::uint64_t>(
         std::uint64_t{request.prompt_tokens} + request.params.max_tokens, config_.max_model_len));
@@ -348,6 +351,7 @@ void SchedulerState::complete(const StepDone& done) {
   step_is_out_ = false;
   const std::uint64_t now = meter_.now();
   waits_for_others_ = done.outcome.waits_for_others;
+  keeps_tails_ = done.outcome.keeps_tails;
   for (const Admission& admission : done.outcome.admitted) admit(admission);
   for (const SeqId seq : done.outcome.preempted) preempt(seq);
   for (const SeqId seq : done.outcome.lost) forget(seq);

@@ -98,6 +98,10 @@ class SchedulerState {
   /// True = the last step computed nothing although requests wait, because other engines hold the
   /// pool's blocks. The caller tries again later.
   bool is_starved() const { return is_starved_; }
+  /// True = the block manager keeps blocks for forks: when there is nothing else to do, the caller
+  /// waits for Tails::kLife, and then calls look_after_tails() and next_step().
+  bool keeps_tails() const { return keeps_tails_; }
+  void look_after_tails() { looks_after_tails_ = true; }
   std::size_t unfinished() const { return requests_.size() + questions_.size(); }
 
  private:
@@ -186,6 +190,8 @@ class SchedulerState {
   bool step_is_out_ = false;
   std::uint64_t step_began_ = 0;  ///< nanoseconds, as RequestTimes
   bool is_starved_ = false;
+  bool keeps_tails_ = false;
+  bool looks_after_tails_ = false;  ///< the next step may be empty
   /// Requests that waited for others' blocks in the last step: they take no place of those behind.
   std::size_t waits_for_others_ = 0;
 };

@@ -99,6 +99,7 @@ class Client:
         allowed_token_ids: Optional[Sequence[int]] = None,
         bad_words: Sequence[str] = (),
         include_stop: bool = False,
+        will_be_forked: bool = False,
     ) -> Stream: ...
     def ask(
         self,

@@ -189,7 +189,7 @@ Stream generate(PythonClient& client, const py::object& prompt, std::uint32_t ma
                 float frequency_penalty, float repetition_penalty, std::uint32_t min_tokens,
                 std::optional<std::map<kvhive::TokenId, float>> logit_bias,
                 std::optional<std::vector<kvhive::TokenId>> allowed_token_ids,
-                std::vector<std::string> bad_words, bool include_stop) {
+                std::vector<std::string> bad_words, bool include_stop, bool will_be_forked) {
   kvhive::GenerateRequest request = request_of(prompt);
   request.max_tokens = max_tokens;
   request.temperature = temperature;
@@ -213,6 +213,7 @@ Stream generate(PythonClient& client, const py::object& prompt, std::uint32_t ma
   if (allowed_token_ids) request.allowed_token_ids = std::move(*allowed_token_ids);
   request.bad_words = std::move(bad_words);
   request.include_stop = include_stop;
+  request.will_be_forked = will_be_forked;
   return client.generate(request);
 }
 
@@ -305,28 +306,32 @@ void define_client(py::module_& m) {
            "user).\n"
            "model: of a daemon that serves several, the one that serves this client, by name "
            "(default: the first).")
-      .def("generate", &generate, py::arg("prompt"), py::kw_only(), py::arg("max_tokens") = 16,
-           py::arg("temperature") = 0.0f, py::arg("top_k") = 0, py::arg("top_p") = 1.0f,
-           py::arg("min_p") = 0.0f, py::arg("seed") = py::none(), py::arg("logprobs") = 0,
-           py::arg("ignore_eos") = false, py::arg("priority") = 0,
-           py::arg("stop") = std::vector<std::string>(),
-           py::arg("stop_token_ids") = std::vector<kvhive::TokenId>(),
-           py::arg("cache_salt") = py::none(), py::arg("adapter") = py::none(),
-           py::arg("prompt_logprobs") = py::none(), py::arg("presence_penalty") = 0.0f,
-           py::arg("frequency_penalty") = 0.0f, py::arg("repetition_penalty") = 1.0f,
-           py::arg("min_tokens") = 0, py::arg("logit_bias") = py::none(),
-           py::arg("allowed_token_ids") = py::none(),
-           py::arg("bad_words") = std::vector<std::string>(), py::arg("include_stop") = false,
-           "Starts a request and returns its Stream. `prompt` is text, a list of token ids, or an\n"
-           "array of float32 with a row of the model's hidden_size for each token (embeddings).\n"
-           "Prompts with different cache_salts share no cached blocks; `adapter` names a LoRA "
-           "adapter.\n"
-           "prompt_logprobs: score the prompt, with so many of the likeliest tokens in each place; "
-           "nothing of it is read from the cache then.\n"
-           "presence_penalty and what follows it change which tokens are chosen, as vLLM's of the "
-           "same names do.\n\n"
-           "The stream yields a Progress whenever there is something new, and every second while\n"
-           "there is not. Other Python threads run while it waits.")
+      .def(
+          "generate", &generate, py::arg("prompt"), py::kw_only(), py::arg("max_tokens") = 16,
+          py::arg("temperature") = 0.0f, py::arg("top_k") = 0, py::arg("top_p") = 1.0f,
+          py::arg("min_p") = 0.0f, py::arg("seed") = py::none(), py::arg("logprobs") = 0,
+          py::arg("ignore_eos") = false, py::arg("priority") = 0,
+          py::arg("stop") = std::vector<std::string>(),
+          py::arg("stop_token_ids") = std::vector<kvhive::TokenId>(),
+          py::arg("cache_salt") = py::none(), py::arg("adapter") = py::none(),
+          py::arg("prompt_logprobs") = py::none(), py::arg("presence_penalty") = 0.0f,
+          py::arg("frequency_penalty") = 0.0f, py::arg("repetition_penalty") = 1.0f,
+          py::arg("min_tokens") = 0, py::arg("logit_bias") = py::none(),
+          py::arg("allowed_token_ids") = py::none(),
+          py::arg("bad_words") = std::vector<std::string>(), py::arg("include_stop") = false,
+          py::arg("will_be_forked") = false,
+          "Starts a request and returns its Stream. `prompt` is text, a list of token ids, or an\n"
+          "array of float32 with a row of the model's hidden_size for each token (embeddings).\n"
+          "Prompts with different cache_salts share no cached blocks; `adapter` names a LoRA "
+          "adapter.\n"
+          "prompt_logprobs: score the prompt, with so many of the likeliest tokens in each place; "
+          "nothing of it is read from the cache then.\n"
+          "presence_penalty and what follows it change which tokens are chosen, as vLLM's of the "
+          "same names do.\n"
+          "will_be_forked: other requests go on from this one's tokens as soon as it has ended, as "
+          "beams do; what was computed of its last block is then copied, not computed again.\n\n"
+          "The stream yields a Progress whenever there is something new, and every second while\n"
+          "there is not. Other Python threads run while it waits.")
       .def(
           "ask", &ask, py::arg("prompt"), py::kw_only(), py::arg("cache_salt") = py::none(),
           py::arg("adapter") = py::none(),

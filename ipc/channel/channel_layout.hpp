@@ -98,6 +98,7 @@ struct RequestBody {
   std::uint32_t include_stop;
   std::uint32_t only_asks;  ///< for room; the log stays empty
   std::uint32_t embedding_width;
+  std::uint32_t will_be_forked;
   RuleCounts rule_counts;
   ChannelRange rule_lists;  ///< of the requests (rule_lists.hpp); no bytes = all are empty
   std::array<std::array<char, kStopBytes>, kMostStopStrings> stop;

@@ -277,6 +277,7 @@ void ClientChannel::fill(std::uint32_t slot, const ChannelRequest& request, cons
   body.min_tokens = params.rules.min_tokens;
   body.include_stop = params.include_stop;
   body.only_asks = params.only_asks;
+  body.will_be_forked = params.will_be_forked;
   body.rule_counts = counts_of(params.rules);
   body.rule_lists = open.rule_lists;
   write_lists(params.rules, {requests_.data() + open.rule_lists.offset, open.rule_lists.bytes});

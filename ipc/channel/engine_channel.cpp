@@ -131,6 +131,7 @@ GenerationParams params_of(const RequestBody& body) {
   params.rules = scalars_of(body);
   params.include_stop = body.include_stop != 0;
   params.only_asks = body.only_asks != 0;
+  params.will_be_forked = body.will_be_forked != 0;
   return params;
 }
 

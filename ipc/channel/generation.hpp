@@ -41,6 +41,9 @@ struct GenerationParams {
   /// Nothing is generated: the request ends as soon as an engine has said whether the prompt finds
   /// room (RoomStatus). It neither waits in the queue nor changes what is cached.
   bool only_asks = false;
+  /// Others go on from the request's tokens as soon as it has ended: what an engine has computed of
+  /// its last block is kept for them a moment, and they copy it.
+  bool will_be_forked = false;
 };
 inline constexpr std::uint32_t kMostLogprobs = 20;
 

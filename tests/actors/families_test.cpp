@@ -194,6 +194,31 @@ TEST_P(Family, CachedOrNotInChunksOfAnySizeTheTokensAreTheSame) {
     }
 }
 
+/// Each request goes on from the one before, mostly within a block.
+TEST_P(Family, TokensThatAreAskedForOneByOneAreForkedAndTheSame) {
+  const PoolMemory memory = make_pool({600});
+  const auto engine = ring(memory, {.step_tokens = 64});
+  auto texts = prompts();
+  Tokens tokens(texts.size());
+  for (std::size_t step = 0; step < kMostTokens; ++step) {
+    const Answers answers = no_answers();
+    for (std::uint32_t i = 0; i < texts.size(); ++i)
+      engine->scheduler().submit({{1, i},
+                                  texts[i],
+                                  {},
+                                  {.max_tokens = 1, .ignore_eos = true, .will_be_forked = true},
+                                  std::make_shared<RecordingSink>(answers.of[i])});
+    engine->scheduler().flush();
+    const auto is_finished = [](const auto& recording) { return recording->is_finished(); };
+    while (!std::ranges::all_of(answers.of, is_finished)) ASSERT_TRUE(engine->advance().value());
+    for (std::size_t i = 0; i < texts.size(); ++i)
+      for (auto* list : {&texts[i], &tokens[i]}) list->push_back(answers.of[i]->tokens.at(0));
+  }
+  EXPECT_EQ(tokens, expected());
+  EXPECT_GT(counted(memory, "forked_tokens"), 100u);
+  while (!engine->is_quiet()) ASSERT_TRUE(engine->advance().has_value());
+}
+
 TEST_P(Family, EmbeddingsOfAPromptsTokensGiveTheSameAnswerAndAreCachedApartFromTokens) {
   for (const std::uint32_t chunk : {16u, 512u}) {
     const PoolMemory memory = make_pool({300});

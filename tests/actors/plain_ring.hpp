@@ -61,7 +61,11 @@ class PlainRing {
   /// publish nothing
   Expected<bool> advance() {
     if (!is_asked_) {
-      const auto request = scheduler_.next_step();
+      auto request = scheduler_.next_step();
+      if (!request && scheduler_.keeps_tails()) {
+        scheduler_.look_after_tails();
+        request = scheduler_.next_step();
+      }
       has_settled_ = !request.has_value();
       if (!request) return false;
       is_asked_ = true;

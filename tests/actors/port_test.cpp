@@ -52,7 +52,8 @@ SchedulerHandle::behavior_type recording_scheduler(SchedulerHandle::pointer, Sen
             sent->limits.push_back(limits);
           },
           [](Retry) {},
-          [](ReplayMore) {}};
+          [](ReplayMore) {},
+          [](LookAfterTails) {}};
 }
 
 /// One client's channel with both ends.

@@ -98,6 +98,7 @@ class RandomClients {
     if (between(0, 3) == 0)
       client.params.rules = {.presence_penalty = 1,
                              .min_tokens = between(0, client.params.max_tokens)};
+    client.params.will_be_forked = between(0, 1) == 0;
     client.is_embedded = between(0, 4) == 0 && !client.params.prompt_logprobs;
     if (client.is_embedded)
       for (TokenId& token : client.prompt) token += kOracleVocab;

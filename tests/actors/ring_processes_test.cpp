@@ -125,6 +125,8 @@ class RingProcesses : public ::testing::TestWithParam<Kind> {
     config.block_manager.stretch = {1, 1};
     config.scheduler.lookup = {.drafts = seed % 3 == 0 ? 3u : 0, .longest = 2, .shortest = 1};
     config.block_manager.async_scheduling = seed % 3 == 1;
+    // A millisecond passes whenever it is looked at: nobody waits long for forks.
+    config.block_manager.clock = [now = std::uint64_t{0}]() mutable { return now += 1'000'000; };
     return ChildProcess([&] { Worker(memory_, config, slot, seed, *tally_).run(); });
   }
 

@@ -24,11 +24,14 @@ constexpr std::uint32_t kEngines[] = {1, 2, 2, 4};
 
 class RandomRun {
  public:
-  RandomRun(std::uint64_t seed, Crew crew, const RingConfig& config, const CacheGroups& groups = {})
+  /// \param room  times as many blocks as lead to many preemptions; if it is not 1, answers are
+  ///              short, so that others can go on from them
+  RandomRun(std::uint64_t seed, Crew crew, const RingConfig& config, const CacheGroups& groups = {},
+            std::uint32_t room = 1)
       : random_(seed),
         config_(config),
         death_is_due_(crew == Crew::two_engines_of_which_one_dies),
-        device_blocks_(between(5, 12) * groups.count),
+        device_blocks_(between(5, 12) * groups.count * room),
         memory_(oracle_pool(device_blocks_ + 1, between(0, 3) == 0 ? 0 : between(2, 24), groups)) {
     SchedulerConfig& scheduler = config_.scheduler;
     scheduler.max_num_seqs = config_.block_manager.max_num_seqs = between(2, 8);
@@ -46,13 +49,15 @@ class RandomRun {
     clients_.resize(between(8, 32));
     for (std::uint32_t i = 0; i < clients_.size(); ++i)
       clients_[i].request = source.next(i, scheduler.max_model_len);
+    if (room == 1) return;
+    for (Client& client : clients_) client.request.params.max_tokens = between(1, 12);
   }
 
   void run() {
     std::size_t submitted = 0;
     for (std::size_t turn = 0; submitted < clients_.size() || !all_is_quiet(); ++turn) {
       ASSERT_LT(turn, 200000u) << "the run does not end";
-      if (submitted < clients_.size() && between(0, 3) == 0) submit(clients_[submitted++]);
+      if (submitted < clients_.size()) submitted += submit_next(submitted);
       if (submitted > 0 && between(0, 60) == 0) abort(clients_[between(0, submitted - 1)]);
       if (death_is_due_ && submitted > clients_.size() / 2 && between(0, 9) == 0) kill_one();
       ASSERT_TRUE(random_engine().advance());
@@ -86,6 +91,7 @@ class RandomRun {
   struct Client {
     RandomClient request;
     PlainRing* engine = nullptr;
+    bool was_forked = false;
   };
 
   void check() const {
@@ -103,10 +109,43 @@ class RandomRun {
   }
 
   /// Gives a request, with the tokens it has generated as its journal, to a random live engine.
-  void submit(Client& client) {
-    client.engine = &random_engine();
-    client.engine->scheduler().submit(client.request.submission());
-    client.engine->scheduler().flush();
+  void submit(Client& client, PlainRing& engine) {
+    client.engine = &engine;
+    engine.scheduler().submit(client.request.submission());
+    engine.scheduler().flush();
+  }
+  void submit(Client& client) { submit(client, random_engine()); }
+
+  /// Sometimes submits the next client's request, as a fork if there is whom to fork. Returns how
+  /// many it has submitted.
+  std::size_t submit_next(std::size_t next) {
+    if (between(0, 3) != 0) return 0;
+    for (std::size_t parent = next; parent-- > 0;)
+      if (!clients_[parent].was_forked && fork(clients_[parent], clients_[next])) return 1;
+    submit(clients_[next]);
+    return 1;
+  }
+
+  /// The child goes on from the parent's tokens, in the same engine. False if it cannot.
+  bool fork(Client& parent, Client& child) {
+    const RandomClient& from = parent.request;
+    if (!from.recording->is_finished() || !from.params.will_be_forked || from.is_embedded ||
+        !is_alive(parent.engine))
+      return false;
+    std::vector<TokenId> prompt = from.prompt;
+    prompt.insert(prompt.end(), from.recording->tokens.begin(), from.recording->tokens.end());
+    if (prompt.size() + 1 >= config_.scheduler.max_model_len) return false;
+    child.request.prompt = std::move(prompt);
+    child.request.is_embedded = false;
+    child.request.domain = from.domain;
+    child.request.adapter = from.adapter;
+    child.request.params.prompt_logprobs.reset();
+    parent.was_forked = true;
+    submit(child, *parent.engine);
+    return true;
+  }
+  bool is_alive(const PlainRing* ring) const {
+    return std::ranges::any_of(engines_, [&](const auto& engine) { return engine.get() == ring; });
   }
 
   void abort(Client& client) {
@@ -299,6 +338,36 @@ std::string name_of_mix(const ::testing::TestParamInfo<MixCase>& info) {
   return std::string(kMixes[mix].name) + (mode == PreemptionMode::swap ? "Swap" : "Recompute") +
          (prefix_caching ? "Cached" : "Uncached") + kCrews[static_cast<std::size_t>(crew)];
 }
+
+/// Where there is room, tails stay until they are forked.
+class RingRandomForks : public ::testing::TestWithParam<std::size_t> {};
+
+TEST_P(RingRandomForks, EveryRequestGetsTheOraclesTokensAndNoBlockIsLost) {
+  std::uint64_t forked = 0, preempted = 0;
+  for (std::uint64_t seed = 1; seed <= 2 * kSeedsEach; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    RingConfig config;
+    config.block_manager.preemption =
+        seed % 4 < 2 ? PreemptionMode::swap : PreemptionMode::recompute;
+    use_single_flight(config.block_manager, seed % 2 == 0);
+    use_guesses(config, seed);
+    use_retention(config.block_manager, seed);
+    const Crew crew = seed % 3 == 0 ? Crew::two_engines_of_which_one_dies : Crew::one_engine;
+    RandomRun run(seed, crew, config, kMixes[GetParam()].groups, seed % 4 == 0 ? 4 : 2);
+    run.run();
+    if (HasFatalFailure()) return;
+    run.judge();
+    if (HasFatalFailure()) return;
+    forked += run.sum("forked_tokens");
+    preempted += run.sum("preemptions_recompute") + run.sum("preemptions_swap");
+  }
+  EXPECT_GT(forked, 100u);
+  EXPECT_GT(preempted, 3u);
+  RecordProperty("forked", std::to_string(forked));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, RingRandomForks, ::testing::Range<std::size_t>(0, std::size(kMixes)),
+                         [](const auto& info) { return std::string(kMixes[info.param].name); });
 
 INSTANTIATE_TEST_SUITE_P(
     All, RingRandomGroups,

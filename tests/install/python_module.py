@@ -103,6 +103,13 @@ class PythonModule(unittest.TestCase):
         self.assertTrue(stopped.text.endswith("e"))
         self.assertNotIn("God", stopped.text)
 
+    def test_a_fork_computes_only_the_tokens_that_are_new(self):
+        def cached(first):  # behind a prompt of 21 tokens
+            prompt = [300 + (37 * first + 11 * i) % 1000 for i in range(21)]
+            self.client.generate(prompt, max_tokens=1, will_be_forked=True).result()
+            return self.client.generate(prompt + [300], max_tokens=1).result().cached_tokens
+        self.assertTrue(any(cached(first) == 21 for first in range(50)))
+
     def test_prompts_of_different_cache_salts_share_nothing(self):
         def cached(salt):
             return self.client.generate(PROMPT * 20, max_tokens=1, cache_salt=salt).result().cached_tokens

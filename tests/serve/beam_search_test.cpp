@@ -141,6 +141,8 @@ TEST_F(Beams, AreTheLikeliestAnswers) {
     EXPECT_EQ(choice["finish_reason"], "length");
   }
   EXPECT_EQ(answer["usage"]["completion_tokens"], 48);
+  // Beams copy what their parents had of a block.
+  EXPECT_GT(daemon_.stat()["forked_tokens"], 0);
   // One beam is what a greedy answer is.
   Json one = beams("In the beginning", 1, 12);
   const Json narrow = ask(one);

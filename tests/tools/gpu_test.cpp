@@ -143,6 +143,32 @@ TEST(Gpu, TokensAreTheSameWithGuesses) {
   EXPECT_EQ(answers[1], answers[0]);
 }
 
+/// Each request goes on from the one before.
+TEST(Gpu, TokensThatAreAskedForOneByOneAreForkedAndTheSame) {
+  constexpr std::uint32_t kTokens = 4;
+  std::vector<std::string> flags = kOnGpu;
+  flags.insert(flags.end(), {"--batch-invariant"});
+  const Daemon daemon(flags, with_gpu);
+  Client client = daemon.connect(0);
+  GenerateRequest request = request_of("", kTokens);
+  for (TokenId token = 300; token < 321; ++token) request.prompt_tokens.push_back(token);
+  request.cache_salt = "another";
+  const auto whole = client.generate(request);
+  ASSERT_TRUE(whole) << whole.error().text;
+  request.cache_salt = "";
+  request.max_tokens = 1;
+  request.will_be_forked = true;
+  std::vector<TokenId> tokens;
+  for (std::size_t i = 0; i < kTokens; ++i) {
+    const auto answer = client.generate(request);
+    ASSERT_TRUE(answer) << answer.error().text;
+    for (auto* list : {&tokens, &request.prompt_tokens}) list->push_back(answer->tokens[0].token);
+  }
+  EXPECT_EQ(tokens, ids(*whole));
+  EXPECT_GT(daemon.stat()["forked_tokens"], 0);
+  EXPECT_TRUE(daemon.fsck_is_clean());
+}
+
 TEST(Gpu, APromptsScoresAreNearTheCpus) {
   const auto scores = [](const std::vector<std::string>& flags, void (*before)()) {
     const Daemon daemon(flags, before);

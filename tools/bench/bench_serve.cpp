@@ -1,10 +1,10 @@
 // What HTTP costs, beside a running `kvhive serve`, and what it bears: streams at once, connections
 // that send half a request, and streams that are never read.
 //
-// Usage: bench_serve PORT PID [--brief | --unread]   The service's port and process; --unread = the
-// last part only. KVHIVE_SOCKET names its daemon, which should have one engine: then each step of
-// the engine gives a token to all streams, and the token of a stream over HTTP can be compared with
-// that of a stream without.
+// Usage: bench_serve PORT PID [--brief | --unread | --beams]   The service's port and process;
+// --unread, --beams = that part only. KVHIVE_SOCKET names its daemon, which should have one engine:
+// then each step of the engine gives a token to all streams, and the token of a stream over HTTP
+// can be compared with that of a stream without.
 
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
@@ -44,6 +44,11 @@ using Seconds = std::chrono::duration<double>;
 
 double seconds_since(Clock::time_point start) { return Seconds(Clock::now() - start).count(); }
 
+double median_of(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
 UniqueFd connect_to(std::uint16_t port) {
   UniqueFd socket_fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -64,10 +69,12 @@ void send_all(const UniqueFd& connection, std::string_view bytes) {
   }
 }
 
-std::string request_text(std::uint32_t seed, std::uint32_t tokens) {
+/// \param more  of the body's fields
+std::string request_text(std::uint32_t seed, std::uint32_t tokens,
+                         const std::string& more = "\"temperature\":0,\"stream\":true") {
   const std::string body = "{\"prompt\":\"" + std::to_string(seed) +
                            " In the beginning\",\"max_tokens\":" + std::to_string(tokens) +
-                           ",\"ignore_eos\":true,\"temperature\":0,\"stream\":true}";
+                           ",\"ignore_eos\":true," + more + "}";
   return "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " +
          std::to_string(body.size()) + "\r\n\r\n" + body;
 }
@@ -234,6 +241,47 @@ void measure_halves(std::uint16_t port, std::size_t count, std::size_t asked) {
       calm.quantile_us(0.5) / 1e3, calm.quantile_us(0.99) / 1e3);
 }
 
+/// How long an answer takes that comes whole.
+double seconds_of_answer(std::uint16_t port, const std::string& request) {
+  constexpr std::string_view kLength = "Content-Length: ", kBody = "\r\n\r\n";
+  const UniqueFd connection = connect_to(port);
+  const auto start = Clock::now();
+  send_all(connection, request);
+  std::string answer;
+  char bytes[65536];
+  const auto is_whole = [&] {
+    const std::size_t length = answer.find(kLength), body = answer.find(kBody);
+    return body != std::string::npos && length < body &&
+           answer.size() - body - kBody.size() >=
+               std::strtoull(answer.c_str() + length + kLength.size(), nullptr, 10);
+  };
+  while (!is_whole()) {
+    const ssize_t got = recv(connection.get(), bytes, sizeof bytes, 0);
+    if (got <= 0) fail("the service has closed a connection");
+    answer.append(bytes, static_cast<std::size_t>(got));
+  }
+  if (!answer.starts_with("HTTP/1.1 200")) fail("refused: " + answer);
+  return seconds_since(start);
+}
+
+/// A search beside as many sampled answers, by turns.
+void measure_beams(std::uint16_t port, std::uint32_t tokens, std::size_t rounds) {
+  for (const std::size_t width : {1, 4, 10}) {
+    std::vector<double> ratios, times;
+    for (std::size_t round = 0; round < rounds; ++round) {
+      const auto seed = static_cast<std::uint32_t>(10'000 * width + round);
+      const std::string count = "\"n\":" + std::to_string(width);
+      const double sampled = seconds_of_answer(
+          port, request_text(seed, tokens, count + ",\"temperature\":1,\"seed\":1"));
+      times.push_back(seconds_of_answer(
+          port, request_text(seed + 5'000, tokens, count + ",\"use_beam_search\":true")));
+      ratios.push_back(times.back() / sampled);
+    }
+    std::printf("%3zu beams of %u tokens: %.1f ms, %.2f times as many sampled answers\n", width,
+                tokens, 1e3 * median_of(times), median_of(ratios));
+  }
+}
+
 /// Waits until the service has no request with an engine.
 void wait_until_idle(std::uint16_t port) {
   constexpr std::string_view kIdle = "\nkvhive_serve_requests_running 0\n";
@@ -295,11 +343,6 @@ class LongStreams {
   std::jthread reader_;  ///< ends before what it reads
 };
 
-double median_of(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 /// First tokens of others beside long streams that nobody reads, beside as many that are read, and
 /// beside none, in rounds of all three.
 void measure_unread(std::uint16_t port, std::size_t count, std::size_t rounds, std::size_t asked) {
@@ -337,7 +380,7 @@ void measure_unread(std::uint16_t port, std::size_t count, std::size_t rounds, s
 int main(int argc, char** argv) {
   using namespace kvhive::bench;
   setvbuf(stdout, nullptr, _IOLBF, 0);
-  if (argc < 3) fail("usage: bench_serve PORT PID [--brief | --unread]");
+  if (argc < 3) fail("usage: bench_serve PORT PID [--brief | --unread | --beams]");
   rlimit files{};
   getrlimit(RLIMIT_NOFILE, &files);
   files.rlim_cur = files.rlim_max;
@@ -351,8 +394,13 @@ int main(int argc, char** argv) {
     measure_unread(port, 64, 7, 100);
     return 0;
   }
+  if (part == "--beams") {
+    measure_beams(port, 64, 15);
+    return 0;
+  }
   for (const std::size_t count : {1, 32}) measure_added(port, count, is_brief ? 20 : 500);
   measure_many(port, pid, is_brief ? 50 : 2000, is_brief ? 8 : 64);
   measure_halves(port, is_brief ? 100 : 10'000, is_brief ? 5 : 200);
+  measure_beams(port, is_brief ? 4 : 64, is_brief ? 1 : 15);
   measure_unread(port, is_brief ? 4 : 64, is_brief ? 1 : 7, is_brief ? 3 : 100);
 }

@@ -216,6 +216,10 @@ struct GenerateRequest {
   /// tokens to be scored (prompt_logprobs), nor for repetition_penalty.
   std::vector<float> prompt_embeds{};
   std::uint32_t embedding_width = 0;
+  /// Other requests go on from this one's tokens as soon as it has ended, as the beams of a search
+  /// do. What an engine has computed of a block that is not full is then kept for a tenth of a
+  /// second, and copied for those that come to it, instead of being computed again.
+  bool will_be_forked = false;
 };
 
 /// The least ClientOptions::channel_bytes that this request fits into: 1 MiB or more.

@@ -158,6 +158,9 @@ typedef struct kvhive_request {
                                  its embedding layer makes of tokens */
   size_t prompt_row_count;
   uint32_t embedding_width;
+  int32_t will_be_forked; /* not 0 = other requests go on from this one's tokens as soon as it
+                             has ended, as the beams of a search do: what an engine has computed
+                             of its last block is then copied, not computed again */
 } kvhive_request;
 
 /* A request for `prompt`, a string that ends with '\0'. */

@@ -118,6 +118,7 @@ TEST_F(ChannelTest, ARequestArrivesAsItWasSubmitted) {
   request.params.adapter = std::string(kAdapterBytes, 'a');
   request.params.include_stop = true;
   request.params.only_asks = true;
+  request.params.will_be_forked = true;
   request.params.rules = {.presence_penalty = -2,
                           .frequency_penalty = 1.5f,
                           .repetition_penalty = 1.1f,
@@ -147,6 +148,7 @@ TEST_F(ChannelTest, ARequestArrivesAsItWasSubmitted) {
   EXPECT_EQ(taken.params.adapter, request.params.adapter);
   EXPECT_TRUE(taken.params.include_stop);
   EXPECT_TRUE(taken.params.only_asks);
+  EXPECT_TRUE(taken.params.will_be_forked);
   EXPECT_EQ(taken.params.rules, request.params.rules);
 }
 

@@ -12,6 +12,7 @@ GenerateRequest request_of_a_step(GenerateRequest request, std::size_t width) {
   request.temperature = 0;
   request.logprobs = static_cast<std::uint32_t>(2 * width);
   request.ignore_eos = true;
+  request.will_be_forked = true;
   return request;
 }
 
