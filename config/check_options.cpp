@@ -49,8 +49,10 @@ Expected<void> check_options(const Options& o) {
     return failure(Errc::bad_argument, "model is not set; give --model DIRECTORY");
   for (const OptionField& field : option_fields())
     if (auto checked = check_range(o, field); !checked) return checked;
-  if (auto models = hosted_models(o); !models) return forward_error(models);
-  if (auto modules = parse_lora_modules(o.lora_modules); !modules) return forward_error(modules);
+  const auto models = hosted_models(o);
+  if (!models) return forward_error(models);
+  if (auto modules = parse_lora_modules(o.lora_modules, model_names(*models)); !modules)
+    return forward_error(modules);
   if (o.max_num_batched_tokens < o.max_num_seqs)
     return bad_option(
         "max-num-batched-tokens", std::to_string(o.max_num_batched_tokens),

@@ -196,7 +196,8 @@ constexpr OptionField kFields[] = {
      .unit = "name=option:value"},
     {.name = "lora-modules",
      .type = kValue<&Options::lora_modules>,
-     .help = "LoRA adapters of the model that requests may name: NAME=DIRECTORY,NAME=DIRECTORY",
+     .help = "LoRA adapters of the model that requests may name: NAME=DIRECTORY,NAME=DIRECTORY; of "
+             "several models MODEL:NAME=DIRECTORY",
      .unit = "name=directory",
      .is_list = true},
     {.name = "socket", .type = kFile<&Options::socket>, .help = "the daemon's Unix socket"},

@@ -74,8 +74,8 @@ struct Options {
   /// (config/models/hosted_models.hpp).
   std::string model;
   std::string model_options;  ///< of some of several models; empty = all have the same
-  /// Adapters that requests may name: NAME=DIRECTORY,... (config/models/lora_modules.hpp); empty =
-  /// none.
+  /// Adapters that requests may name: NAME=DIRECTORY,..., or MODEL:NAME=DIRECTORY,... of several
+  /// models (config/models/lora_modules.hpp); empty = none.
   std::string lora_modules;
   std::string socket;         ///< path of the daemon's Unix socket; empty = default_socket()
   std::uint32_t engines = 1;  ///< engine processes of each model; at most 31 share a pool

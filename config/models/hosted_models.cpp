@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "config/domains/rule_text.hpp"
+#include "config/models/lora_modules.hpp"
 #include "config/pool_geometry.hpp"
 
 namespace kvhive {
@@ -114,12 +115,19 @@ Expected<void> check_models(const Options& options, std::span<const HostedModel>
     return tl::unexpected(wrong("engines", std::to_string(options.engines),
                                 "makes " + std::to_string(engines) + " with all models; a pool " +
                                     "has at most " + std::to_string(kMaxProcesses)));
-  if (models.size() == 1) return {};
-  if (!options.lora_modules.empty())
-    return tl::unexpected(wrong("lora-modules", options.lora_modules,
-                                "is for a daemon with one model; start another daemon for the "
-                                "model with adapters"));
   return {};
+}
+
+/// What --lora-modules would be, if there were no other model. check_options() has found no error.
+std::string lora_modules_of(const Options& options, std::span<const HostedModel> models,
+                            std::size_t model) {
+  std::string own;
+  const auto modules = parse_lora_modules(options.lora_modules, model_names(models));
+  if (!modules) return own;
+  for (const LoraModule& module : *modules)
+    if (module.model == model)
+      own += (own.empty() ? "" : ",") + module.name + "=" + module.directory;
+  return own;
 }
 
 }  // namespace
@@ -145,6 +153,12 @@ HostedModel hosted_model(const Options& options) {
   return models && !models->empty() ? std::move(models->front()) : HostedModel{};
 }
 
+std::vector<std::string> model_names(std::span<const HostedModel> models) {
+  std::vector<std::string> names;
+  for (const HostedModel& model : models) names.push_back(model.name);
+  return names;
+}
+
 std::uint32_t all_engines(std::span<const HostedModel> models) {
   return std::accumulate(
       models.begin(), models.end(), 0u,
@@ -154,7 +168,10 @@ std::uint32_t all_engines(std::span<const HostedModel> models) {
 Options options_of(const Options& options, std::span<const HostedModel> models, std::size_t model) {
   const HostedModel& one = models[model];
   Options own = options;
-  if (models.size() > 1) own.model = one.name + "=" + one.directory;
+  if (models.size() > 1) {
+    own.model = one.name + "=" + one.directory;
+    own.lora_modules = lora_modules_of(options, models, model);
+  }
   own.model_options.clear();
   own.engines = all_engines(models);
   if (one.block_size != 0) own.block_size = one.block_size;

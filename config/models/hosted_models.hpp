@@ -34,10 +34,14 @@ inline constexpr std::size_t kMostModelNameBytes = 64;
 /// The first one, or the only one of an engine. check_options() has found no error.
 HostedModel hosted_model(const Options& options);
 
+/// By ModelId.
+std::vector<std::string> model_names(std::span<const HostedModel> models);
+
 /// The engines of all models together.
 std::uint32_t all_engines(std::span<const HostedModel> models);
 
-/// The options for one of several models: as if there were no others, but with `engines` of all.
+/// The options for one of several models: as if there were no others, with its own adapters alone,
+/// but with `engines` of all.
 Options options_of(const Options& options, std::span<const HostedModel> models, std::size_t model);
 
 }  // namespace kvhive

@@ -31,6 +31,7 @@ struct Source {
   std::vector<LoraFile> adapter_files;
   GpuAdapters adapters;
 
+  /// \param options  of this model alone (options_of())
   static Expected<Source> open(const Options& options, const HostedModel& hosted) {
     auto config = load_model_config(hosted.directory);
     if (!config) return forward_error(config);
@@ -69,8 +70,8 @@ Expected<MadeMemory> make_memory(Device& device, const Options& options, std::si
   if (!models) return forward_error(models);
   std::vector<Source> sources;
   std::vector<std::size_t> sizes{arena_bytes};
-  for (const HostedModel& model : *models) {
-    auto source = Source::open(options, model);
+  for (std::size_t m = 0; m < models->size(); ++m) {
+    auto source = Source::open(options_of(options, *models, m), (*models)[m]);
     if (!source) return forward_error(source);
     sizes.push_back(gpu_weight_bytes(source->adapters, device));
     sources.push_back(std::move(*source));

@@ -39,17 +39,6 @@ Expected<std::uint64_t> served_fingerprint(const Options& options, DeviceKind de
 
 namespace {
 
-/// The adapters that requests may name. Errors: one has the model's own name.
-Expected<std::vector<LoraModule>> adapter_modules(const Options& options) {
-  auto modules = parse_lora_modules(options.lora_modules);
-  if (!modules) return modules;
-  for (const LoraModule& module : *modules)
-    if (module.name == model_name(options))
-      return failure(Errc::bad_argument, "lora-modules '" + module.name +
-                                             "' is the model's own name; give the adapter another");
-  return modules;
-}
-
 Error of_module(const LoraModule& module, const Error& error) {
   return {error.code, "lora-modules '" + module.name + "': " + error.text};
 }
@@ -57,7 +46,7 @@ Error of_module(const LoraModule& module, const Error& error) {
 }  // namespace
 
 Expected<std::vector<LoraFile>> open_adapters(const Options& options, const ModelConfig& config) {
-  const auto modules = adapter_modules(options);
+  const auto modules = parse_lora_modules(options.lora_modules);
   if (!modules) return forward_error(modules);
   std::vector<LoraFile> files;
   for (const LoraModule& module : *modules) {
@@ -74,7 +63,7 @@ Expected<Transformer> load_model(const Options& options) {
       Transformer::load(hosted_model(options).directory,
                         [&](std::size_t done, std::size_t total) { bar.show(done, total); });
   if (!model) return model;
-  const auto modules = adapter_modules(options);
+  const auto modules = parse_lora_modules(options.lora_modules);
   if (!modules) return forward_error(modules);
   for (const LoraModule& module : *modules)
     if (auto added = model->add_adapter(module.directory); !added)

@@ -74,10 +74,17 @@ Json engines(const Tables& tables) {
   return all;
 }
 
+/// By model, the names of its adapters.
+std::vector<Json> adapters(const ResolvedOptions& options) {
+  std::vector<Json> names(options.models.size(), Json::array());
+  const auto modules = parse_lora_modules(options.asked.lora_modules, model_names(options.models));
+  if (modules)  // check_options() has looked at it
+    for (const LoraModule& module : *modules) names[module.model].push_back(module.name);
+  return names;
+}
+
 Json models(const Tables& tables) {
-  Json adapters = Json::array();
-  if (const auto modules = parse_lora_modules(tables.options.asked.lora_modules))
-    for (const LoraModule& module : *modules) adapters.push_back(module.name);
+  const std::vector<Json> adapters_of = adapters(tables.options);
   Json all = Json::array();
   for (std::size_t m = 0; m < tables.pool.models.size(); ++m) {
     const ModelFacts& facts = tables.pool.models[m];
@@ -86,7 +93,7 @@ Json models(const Tables& tables) {
                    {"fingerprint", fmt::format("{:016x}", facts.fingerprint)},
                    {"max_model_len", facts.max_model_len},
                    {"block_size", facts.layout.block_size},
-                   {"adapters", adapters}});
+                   {"adapters", adapters_of[m]}});
   }
   return all;
 }
