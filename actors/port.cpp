@@ -394,10 +394,16 @@ Expected<std::int32_t> Port::adapter_of(const std::string& name) const {
     return static_cast<std::int32_t>(found - limits_.adapters.begin());
   std::string known;
   for (const std::string& one : limits_.adapters) known += (known.empty() ? "" : ", ") + one;
-  return failure(Errc::not_found,
-                 "adapter: the daemon has none of this name; " +
-                     (known.empty() ? std::string("it was started without --lora-modules")
-                                    : "it has " + known));
+  const bool is_one_of_several = !limits_.model.empty();
+  if (known.empty())
+    known = is_one_of_several ? "--lora-modules names none for it"
+                              : "it was started without --lora-modules";
+  else
+    known = "it has " + known;
+  return failure(
+      Errc::not_found,
+      "adapter: " + (is_one_of_several ? "model '" + limits_.model + "'" : "the daemon") +
+          " has none of this name; " + known);
 }
 
 /// Puts the prompt into the submission; nothing, and the request is refused, if it is an error.

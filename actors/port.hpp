@@ -34,6 +34,8 @@ struct PortLimits {
   Member self;
   SlotCounters* counters = nullptr;     ///< of the engine's slot, for the statistics
   std::vector<std::string> adapters{};  ///< names, by number (Transformer::add_adapter)
+  /// The model's name, if the daemon serves others, too: their adapters are not here.
+  std::string model{};
 };
 
 class Port {

@@ -319,13 +319,24 @@ Expected<DomainId> choose_domain(const Inspector::Domains& domains, const std::s
 }
 
 /// A name that no request can have would be answered as if nothing were cached under it.
-Expected<void> check_adapter(const Json& model, const std::string& name) {
+Expected<void> check_adapter(const Json& models, ModelId model, const std::string& name) {
   if (name.empty()) return {};
   std::string known;
-  for (const auto& one : model["adapters"]) {
+  for (const auto& one : models[model.value]["adapters"]) {
     if (one == name) return {};
     known += (known.empty() ? "" : ", ") + one.get<std::string>();
   }
+  for (const Json& other : models)
+    for (const auto& one : other["adapters"])
+      if (one == name)
+        return failure(Errc::not_found, "adapter: '" + name + "' is an adapter of model '" +
+                                            other["name"].get<std::string>() +
+                                            "'; give --model its name");
+  if (models.size() > 1)
+    return failure(Errc::not_found,
+                   "adapter: model '" + models[model.value]["name"].get<std::string>() +
+                       "' has no '" + name + "'; " +
+                       (known.empty() ? "--lora-modules names none for it" : "it has " + known));
   return failure(Errc::not_found,
                  "adapter: the daemon has no '" + name + "'; " +
                      (known.empty() ? "it was started without --lora-modules" : "it has " + known));
@@ -346,7 +357,7 @@ Expected<void> why(const WhyFlags& flags) {
   if (!model) return forward_error(model);
   auto tokens = tokens_of(*prompt, models[model->value]);
   if (!tokens) return forward_error(tokens);
-  if (auto known = check_adapter(models[model->value], flags.adapter); !known) return known;
+  if (auto known = check_adapter(models, *model, flags.adapter); !known) return known;
   const PoolMemory& memory = inspector->memory();
   auto domains = inspector->domains();
   if (!domains) return forward_error(domains);

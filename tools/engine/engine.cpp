@@ -248,11 +248,13 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
                             remedy_for(longest.bound)};
   self_.tokens_per_step = options.max_num_batched_tokens;
   self_.most_queued = options.max_queued_tokens;
+  const bool is_one_of_several = memory_.geometry().model_count > 1;
   const auto ring = start_or_exit([&] { return spawn_ring(system_, std::move(parts)); });
   port_ = start_or_exit([&] {
     return std::make_unique<Port>(
         loop_, ring, tokenizer_,
-        PortLimits{options.seed, prompt, self_, &pool_->counters(), adapter_names(options)});
+        PortLimits{options.seed, prompt, self_, &pool_->counters(), adapter_names(options),
+                   is_one_of_several ? model_name(options) : ""});
   });
   self_.board->serve(self_.life, {options.max_num_seqs, 0}, self_.model);
 }
