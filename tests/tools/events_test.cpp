@@ -11,6 +11,7 @@
 #include "pool/block_view.hpp"
 #include "tests/support/demo_adapter.hpp"
 #include "tests/tools/daemon.hpp"
+#include "tests/tools/small_model.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -194,15 +195,29 @@ std::map<Key, std::vector<TokenId>> content_of(const PoolMemory& memory) {
 
 /// `kvhive events` of a daemon, on ports that the kernel chooses.
 struct Events {
-  explicit Events(const Daemon& daemon)
-      : publisher({"events", "--socket", daemon.socket(), "--endpoint", "tcp://127.0.0.1:*",
-                   "--replay-endpoint", "tcp://127.0.0.1:*", "--interval", "0.01"}) {
+  explicit Events(const Daemon& daemon, const std::vector<std::string>& more = {})
+      : publisher(flags(daemon, more)) {
     const std::string line = publisher.line();  // events on URL, replays on URL
     const std::size_t comma = line.find(", replays on ");
     KV_CHECK(line.rfind("events on ", 0) == 0 && comma != std::string::npos, line);
     endpoint = line.substr(10, comma - 10);
     replays = line.substr(comma + 13);
   }
+  static std::vector<std::string> flags(const Daemon& daemon,
+                                        const std::vector<std::string>& more) {
+    std::vector<std::string> all = {"events",
+                                    "--socket",
+                                    daemon.socket(),
+                                    "--endpoint",
+                                    "tcp://127.0.0.1:*",
+                                    "--replay-endpoint",
+                                    "tcp://127.0.0.1:*",
+                                    "--interval",
+                                    "0.01"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+
   Beside publisher;
   std::string endpoint, replays;
 };
@@ -353,6 +368,34 @@ TEST(Watch, BlocksNameTheirDomainAndAdapter) {
     return subscriber.adapters().size() == 2;
   }));
   EXPECT_THAT(subscriber.adapters(), ::testing::UnorderedElementsAre("\"poet\"", "null"));
+}
+
+/// The adapters of all models: those of the second are not the first's.
+TEST(Watch, BlocksOfEachModelNameItsAdapter) {
+  const SmallModel small;
+  const DemoAdapter poet(1), clerk(2, 2);
+  const Daemon daemon({"--model", "demo=" + kDemoModel, "--model", "small=" + small.path(),
+                       "--kv-cache-memory-bytes", "16M", "--lora-modules",
+                       "small:clerk=" + clerk.path() + ",demo:poet=" + poet.path()});
+  Beside watch({"watch", "--socket", daemon.socket(), "--interval", "0.02", "--blocks"});
+  for (const auto& [model, adapter] : {std::pair{"demo", "poet"}, {"small", "clerk"}}) {
+    ClientOptions options = client_options(daemon.socket());
+    options.model = model;
+    GenerateRequest request = request_of(text_of(0), 1);
+    request.adapter = adapter;
+    EXPECT_EQ(Client::connect(options)->generate(request)->reason, Finish::length);
+    Json told;
+    do told = wait_for(watch, "block_stored");
+    while (told["depth"] != 0);
+    EXPECT_EQ(told["adapter"], adapter);
+  }
+  const Events events(daemon, {"--model", "small"});
+  Subscriber subscriber(events.endpoint, events.replays);
+  EXPECT_TRUE(eventually([&] {
+    subscriber.follow();
+    return !subscriber.adapters().empty();
+  }));
+  EXPECT_THAT(subscriber.adapters(), ::testing::ElementsAre("\"clerk\""));
 }
 
 TEST(Watch, EndsAfterItsLooksAndWithItsReader) {

@@ -62,8 +62,10 @@ void HiveWatch::wait_for_first_answer(std::chrono::milliseconds limit) const {
 
 PoolNames HiveWatch::News::names() const {
   if (!status) return {};
-  return {status->at("domains").at("names").get<std::vector<std::string>>(),
-          status->at("model").at("adapters").get<std::vector<std::string>>()};
+  std::vector<std::string> adapters;  // of all models: no two have one of the same name
+  for (const auto& model : status->at("models"))
+    for (const auto& adapter : model.at("adapters")) adapters.push_back(adapter.get<std::string>());
+  return {status->at("domains").at("names").get<std::vector<std::string>>(), adapters};
 }
 
 /// In another PID namespace only the kernel's number means something.
