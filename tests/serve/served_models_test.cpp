@@ -22,13 +22,17 @@ Json completion_of(const std::string& model, const std::string& prompt, std::uin
   return request;
 }
 
+std::vector<std::string> with_memory(std::vector<std::string> flags) {
+  flags.insert(flags.end(), {"--kv-cache-memory-bytes", "8M"});
+  return flags;
+}
+
 /// kvhived on a socket that another had before it.
 class NextDaemon {
  public:
   NextDaemon(const std::string& socket, std::vector<std::string> flags) {
-    flags.insert(flags.end(), {"--socket", socket, "--threads", "1", "--kv-cache-memory-bytes",
-                               "8M", "--log-level", "error"});
-    pid_ = spawn(program("kvhived"), flags);
+    flags.insert(flags.end(), {"--socket", socket, "--threads", "1", "--log-level", "error"});
+    pid_ = spawn(program("kvhived"), with_memory(flags));
   }
   NextDaemon(const NextDaemon&) = delete;
   NextDaemon& operator=(const NextDaemon&) = delete;
@@ -124,17 +128,16 @@ TEST(ServedModels, AModelThatCannotBeLoadedIsToldAndTriedAgain) {
   EXPECT_EQ(service.ask(post(kCompletions, completion("In", 1).dump())).json()["model"], "other");
 }
 
+/// The flags that name the demo model and half of it.
+std::vector<std::string> both_with(const SmallModel& half, std::vector<std::string> more) {
+  more.insert(more.end(),
+              {"--model", std::string("demo=") + kDemoModel, "--model", "half=" + half.path()});
+  return more;
+}
+
 /// A daemon with the demo model and half of it, and a service of both.
 class SeveralServed : public ::testing::Test {
  protected:
-  std::vector<std::string> both() const {
-    return {"--model",
-            std::string("demo=") + kDemoModel,
-            "--model",
-            "half=" + half_.path(),
-            "--kv-cache-memory-bytes",
-            "8M"};
-  }
   /// What the daemon's engines say, asked without the service.
   std::string said_by(const std::string& model) const {
     ClientOptions options = client_options(daemon_.socket());
@@ -151,7 +154,7 @@ class SeveralServed : public ::testing::Test {
   }
 
   const SmallModel half_;
-  Daemon daemon_{both()};
+  Daemon daemon_{with_memory(both_with(half_, {}))};
   const Service service_{daemon_.socket()};
 };
 
@@ -277,6 +280,98 @@ TEST_F(SeveralServed, WhatIsToldOfAnEngineNamesItsModel) {
            hive["engines"][0]["model"] == "half";
   };
   EXPECT_TRUE(eventually(page_names_half, kHang));
+}
+
+/// The same with an adapter for each, which is a model of its own to requests: "poet" of the demo
+/// model and "clerk" of its half.
+class SeveralServedWithAdapters : public ::testing::Test {
+ protected:
+  std::vector<std::string> flags_with(const std::string& of_demo,
+                                      const std::string& of_half) const {
+    return both_with(half_, {"--lora-modules", "demo:" + of_demo + "=" + of_demo_.path(),
+                             "--lora-modules", "half:" + of_half + "=" + of_half_.path()});
+  }
+  std::string answer(const Service& service, const std::string& model) const {
+    const HttpReply reply =
+        service.ask(post(kCompletions, completion_of(model, "In the beginning", 30).dump()));
+    EXPECT_EQ(reply.status, 200) << reply.body;
+    const Json answer = reply.json();
+    EXPECT_EQ(answer["model"], model);
+    return answer["choices"][0]["text"];
+  }
+
+  const SmallModel half_;
+  const DemoAdapter of_demo_{1}, of_half_{2, 2};
+  Daemon daemon_{with_memory(flags_with("poet", "clerk"))};
+  const Service service_{daemon_.socket()};
+};
+
+TEST_F(SeveralServedWithAdapters, ARequestHasTheModelWhoseAdapterItNames) {
+  const auto said_with = [&](const std::string& model, const std::string& adapter) {
+    ClientOptions options = client_options(daemon_.socket());
+    options.model = model;
+    GenerateRequest request = request_of("In the beginning", 30);
+    request.adapter = adapter;
+    return Client::connect(options)->generate(request)->text;
+  };
+  const Json models = service_.ask(get("/v1/models")).json()["data"];
+  std::vector<std::pair<std::string, Json>> listed;
+  for (const Json& model : models) listed.emplace_back(model["id"], model["parent"]);
+  EXPECT_THAT(listed, ElementsAre(std::pair("demo", Json()), std::pair("poet", Json("demo")),
+                                  std::pair("half", Json()), std::pair("clerk", Json("half"))));
+  EXPECT_EQ(service_.ask(get("/v1/models/clerk")).json()["root"], half_.path());
+  EXPECT_EQ(answer(service_, "poet"), said_with("demo", "poet"));
+  EXPECT_EQ(answer(service_, "clerk"), said_with("half", "clerk"));
+  EXPECT_EQ(answer(service_, "half"), said_with("half", ""));
+  EXPECT_NE(answer(service_, "clerk"), answer(service_, "half"));
+  EXPECT_NE(answer(service_, "poet"), answer(service_, "demo"));
+  EXPECT_EQ(service_.ask(post(kCompletions, completion_of("lawyer", "In", 1).dump()))
+                .json()["error"]["message"],
+            "model 'lawyer' does not exist; this service has 'demo', 'poet', 'half', 'clerk'");
+  const std::string metrics = service_.ask(get("/metrics?view=service")).body;
+  EXPECT_THAT(metrics, HasSubstr("kvhive_serve_adapter_requests_total{adapter=\"clerk\"} 2\n"));
+  EXPECT_THAT(metrics, HasSubstr("kvhive_serve_adapter_requests_total{adapter=\"poet\"} 2\n"));
+}
+
+TEST_F(SeveralServedWithAdapters, AServiceOfOneModelHasItsAdaptersAlone) {
+  const Service one(daemon_.socket(), {"--serve-model", "half"});
+  EXPECT_EQ(one.ask(get("/v1/models")).json()["data"].size(), 2u);
+  EXPECT_EQ(answer(one, "clerk"), answer(service_, "clerk"));
+  EXPECT_EQ(
+      one.ask(post(kCompletions, completion_of("poet", "In", 1).dump())).json()["error"]["message"],
+      "model 'poet' does not exist; this service has 'half', 'clerk'");
+  // A name that another model's adapter has is free here, one of its own is not.
+  const Service renamed(daemon_.socket(), {"--serve-model", "half", "--served-model-name", "poet"});
+  EXPECT_EQ(answer(renamed, "poet"), answer(service_, "half"));
+  EXPECT_THAT(run("kvhive", {"serve", "--socket", daemon_.socket(), "--port", "0", "--serve-model",
+                             "half", "--served-model-name", "clerk"})
+                  .err,
+              HasSubstr("served-model-name 'clerk' is the name of an adapter"));
+}
+
+/// Also where a name goes from one model to the other.
+TEST_F(SeveralServedWithAdapters, TheNextDaemonsAdaptersAreServed) {
+  const std::string of_half = answer(service_, "clerk"), socket = daemon_.socket();
+  EXPECT_NE(answer(service_, "poet"), of_half);
+  end_of(daemon_, service_);
+  const NextDaemon next(socket, flags_with("sage", "poet"));
+  const auto lists = [&] {
+    std::vector<std::string> all;
+    const Json models = service_.ask(get("/v1/models")).json();
+    if (models.contains("data"))
+      for (const Json& model : models["data"]) all.push_back(model["id"]);
+    return all;
+  };
+  ASSERT_TRUE(eventually(
+      [&] {
+        return lists() == std::vector<std::string>{"demo", "sage", "half", "poet"};
+      },
+      kHang));
+  EXPECT_EQ(answer(service_, "poet"), of_half);
+  EXPECT_EQ(service_.ask(post(kCompletions, completion_of("clerk", "In", 1).dump())).status, 404);
+  EXPECT_THAT(service_.ask(get("/metrics?view=service")).body,
+              HasSubstr("kvhive_serve_adapter_requests_total{adapter=\"poet\"} 2\n"))
+      << "one of each model";
 }
 
 }  // namespace

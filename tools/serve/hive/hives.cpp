@@ -38,10 +38,8 @@ void Hives::look_from(ByDomain::const_iterator next, Hive::Answer answer) {
       });
 }
 
-std::map<std::string, Hive::OfAdapter> Hives::adapters() const {
-  std::map<std::string, Hive::OfAdapter> counts;
+void Hives::count_adapters(std::map<std::string, Hive::OfAdapter>& counts) const {
   for (const auto& [domain, hive] : hives_) hive->count_adapters(counts);
-  return counts;
 }
 
 std::size_t Hives::running() const {

@@ -26,7 +26,7 @@ class Hives {
   void look_for_daemon(Hive::Answer answer);
 
   /// Of all domains, by the adapter's name.
-  std::map<std::string, Hive::OfAdapter> adapters() const;
+  void count_adapters(std::map<std::string, Hive::OfAdapter>& counts) const;
   std::size_t running() const;
   std::size_t waiting() const;
   std::size_t channels() const;

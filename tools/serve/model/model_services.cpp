@@ -57,7 +57,7 @@ void ModelServices::check() {
 
 std::map<std::string, Hive::OfAdapter> ModelServices::adapter_counts() const {
   std::map<std::string, Hive::OfAdapter> counts;
-  for (const auto& model : models_) counts.merge(model->hives().adapters());
+  for (const auto& model : models_) model->hives().count_adapters(counts);
   return counts;
 }
 
