@@ -1,5 +1,5 @@
 #pragma once
-// LoRA adapters of the demo model.
+// LoRA adapters of the demo model, and of models made of its weights.
 
 #include <random>
 #include <string>
@@ -9,10 +9,11 @@
 
 namespace kvhive::testing {
 
-/// A random adapter of the demo model: of rank 4, for q and v of all layers and one down_proj.
+/// A random adapter of the demo model, or of its first layers: of rank 4, for q and v of all layers
+/// and one down_proj.
 class DemoAdapter {
  public:
-  explicit DemoAdapter(std::uint32_t seed) {
+  explicit DemoAdapter(std::uint32_t seed, int layers = 4) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal(0, 0.2f);
     Tensors tensors;
@@ -23,11 +24,11 @@ class DemoAdapter {
       tensors["base_model.model.model.layers." + name + ".lora_A.weight"] = std::move(a);
       tensors["base_model.model.model.layers." + name + ".lora_B.weight"] = std::move(b);
     };
-    for (int layer = 0; layer < 4; ++layer) {
+    for (int layer = 0; layer < layers; ++layer) {
       add(std::to_string(layer) + ".self_attn.q_proj", 256, 256);
       add(std::to_string(layer) + ".self_attn.v_proj", 128, 256);
     }
-    add("2.mlp.down_proj", 256, 768);
+    add(std::to_string(layers / 2) + ".mlp.down_proj", 256, 768);
     directory_.write("adapter_model.safetensors", safetensors(tensors));
     directory_.write("adapter_config.json",
                      R"({"peft_type": "LORA", "r": 4, "lora_alpha": 4, "bias": "none"})");

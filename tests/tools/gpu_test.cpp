@@ -515,6 +515,26 @@ TEST_P(GpuEitherWay, SeveralModelsSayWhatEachSaysAlone) {
   EXPECT_TRUE(daemon.fsck_is_clean());
 }
 
+/// Each model's adapters lie behind its own weights.
+TEST_P(GpuEitherWay, SeveralModelsWithAdaptersSayWhatEachSaysAlone) {
+  const AdaptersOfTwo adapters;
+  const Models models = adapters.models();
+  const Requests few = overlapping_requests(3, 6, 2);
+  std::vector<std::string> flags = {"--device",        "cuda", "--max-num-batched-tokens", "64",
+                                    "--max-model-len", "320",  "--max-num-seqs",           "8"};
+  const auto expected = alone(models, few, flags, GetParam().with_gpu);
+  flags.insert(flags.end(), {"--num-gpu-blocks-override", "64", "--swap-space", "16M"});
+  const Daemon daemon(models.flags(flags), GetParam().with_gpu);
+  EXPECT_EQ(together(daemon, models, few), expected);
+  daemon.kill_keeper();  // the next one has the descriptors
+  const Json status = daemon.status();
+  for (const Json& engine : status["engines"]) signal_process(engine["pid"], SIGKILL);
+  EXPECT_EQ(together(daemon, models, few), expected);
+  EXPECT_TRUE(daemon.fsck_is_clean());
+  for (const auto& [model, row] : {std::pair{"demo", 1u}, {"demo", 2u}, {"small", 1u}})
+    EXPECT_NE(ids(*connect_to(daemon, model).generate(few[row])), expected.at(model)[row]);
+}
+
 /// Layers that see their own chunk and free those before it, beside layers that see everything.
 TEST(Gpu, Llama4HasTheTokensOfTheCpu) {
   const GoldenModel model("llama4");

@@ -1,9 +1,11 @@
 #pragma once
-// Three small models, what each says alone, and what they say as one daemon's.
+// Three small models, with adapters or without, what each says alone, and what they say as one
+// daemon's.
 
 #include <functional>
 #include <map>
 
+#include "tests/support/demo_adapter.hpp"
 #include "tests/tools/small_model.hpp"
 #include "tests/tools/whole_answers.hpp"
 #include "tests/tools/windowed_models.hpp"
@@ -21,11 +23,44 @@ struct Models {
   std::vector<std::string> flags(std::vector<std::string> more) const {
     for (const auto& [name, directory] : directories())
       more.insert(more.end(), {"--model", name + "=" + directory});
+    for (const auto& [model, own] : adapters)
+      for (const auto& [name, directory] : own)
+        more.insert(more.end(), {"--lora-modules", model + ":" + name + "=" + directory});
     return more;
+  }
+  /// The flags of a daemon with one of them only.
+  std::vector<std::string> flags_of(const std::string& model, std::vector<std::string> more) const {
+    more.insert(more.end(), {"--model", directories().at(model)});
+    if (const auto own = adapters.find(model); own != adapters.end())
+      for (const auto& [name, directory] : own->second)
+        more.insert(more.end(), {"--lora-modules", name + "=" + directory});
+    return more;
+  }
+
+  /// By model, the directories of its adapters by their names.
+  std::map<std::string, std::map<std::string, std::string>> adapters{};
+};
+
+/// Adapters of two of the models.
+struct AdaptersOfTwo {
+  DemoAdapter poet{1}, lawyer{2}, clerk{3, 2};
+
+  Models models() const {
+    return {.adapters = {{"demo", {{"lawyer", lawyer.path()}, {"poet", poet.path()}}},
+                         {"small", {{"clerk", clerk.path()}}}}};
   }
 };
 
 using Requests = std::vector<GenerateRequest>;
+
+/// The requests as they are sent to a model: in turn without an adapter, and with each of its own.
+inline Requests requests_to(const Models& models, const std::string& model, Requests requests) {
+  std::vector<std::string> names{""};
+  if (const auto own = models.adapters.find(model); own != models.adapters.end())
+    for (const auto& [name, directory] : own->second) names.push_back(name);
+  for (std::size_t i = 0; i < requests.size(); ++i) requests[i].adapter = names[i % names.size()];
+  return requests;
+}
 
 inline Requests requests() { return overlapping_requests(12, 30, 10); }
 
@@ -46,13 +81,13 @@ inline std::map<std::string, Tokens> alone(const Models& models, const Requests&
                                            const std::function<void()>& before = {}) {
   std::map<std::string, Tokens> tokens;
   for (const auto& [name, directory] : models.directories()) {
-    std::vector<std::string> flags = {
-        "--model", directory, "--kv-cache-memory-bytes", "32M", "--enable-prefix-caching", "false"};
+    std::vector<std::string> flags = models.flags_of(
+        name, {"--kv-cache-memory-bytes", "32M", "--enable-prefix-caching", "false"});
     flags.insert(flags.end(), more.begin(), more.end());
     const Daemon daemon(flags, before);
     std::vector<Client> clients;
     clients.push_back(daemon.connect());
-    tokens[name] = tokens_of(generate_all(clients, requests));
+    tokens[name] = tokens_of(generate_all(clients, requests_to(models, name, requests)));
   }
   return tokens;
 }
@@ -64,7 +99,8 @@ inline std::map<std::string, Tokens> together(const Daemon& daemon, const Models
   std::map<std::string, Client> clients;
   for (const auto& [name, directory] : models.directories()) {
     Client& client = clients.emplace(name, connect_to(daemon, name)).first->second;
-    for (const GenerateRequest& request : requests) asked[name].push_back(*client.submit(request));
+    for (const GenerateRequest& request : requests_to(models, name, requests))
+      asked[name].push_back(*client.submit(request));
   }
   std::map<std::string, Tokens> tokens;
   for (auto& [name, client] : clients) {

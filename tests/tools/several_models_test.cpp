@@ -42,8 +42,95 @@ TEST(SeveralModels, SayWhatEachSaysAlone) {
   }
 }
 
+/// Of two of them with adapters; the third has none.
+TEST(SeveralModels, WithAdaptersSayWhatEachSaysAlone) {
+  const AdaptersOfTwo adapters;
+  const Models models = adapters.models();
+  const auto expected = alone(models, requests());
+  const Daemon daemon(models.flags({"--engines", "2", "--kv-cache-memory-bytes", "24M"}));
+  EXPECT_EQ(together(daemon, models, requests()), expected);
+  const std::uint64_t hits = daemon.stat()["hit_blocks"];
+  daemon.kill_keeper();
+  EXPECT_EQ(together(daemon, models, requests()), expected);
+  EXPECT_GT(daemon.stat()["hit_blocks"].get<std::uint64_t>(), hits + 3 * 12 * 4);
+  const Json status = daemon.status();
+  for (const Json& engine : status["engines"]) signal_process(engine["pid"], SIGKILL);
+  EXPECT_EQ(together(daemon, models, requests()), expected);
+  EXPECT_TRUE(daemon.fsck_is_clean());
+
+  std::map<std::string, Json> told;
+  for (const Json& model : status["models"]) told[model["name"]] = model["adapters"];
+  EXPECT_EQ(told["demo"], Json({"lawyer", "poet"}));
+  EXPECT_EQ(told["hybrid"], Json::array());
+  EXPECT_EQ(told["small"], Json({"clerk"}));
+  // Each computes: without an adapter the same request has other tokens.
+  for (const auto& [model, row] : {std::pair{"demo", 1u}, {"demo", 2u}, {"small", 1u}})
+    EXPECT_NE(ids(*connect_to(daemon, model).generate(requests()[row])), expected.at(model)[row]);
+}
+
+TEST(SeveralModels, AnAdapterOfAnotherModelIsRefusedInALineThatNamesThisOnes) {
+  const AdaptersOfTwo adapters;
+  const Models models = adapters.models();
+  const Daemon daemon(models.flags({"--kv-cache-memory-bytes", "8M"}));
+  const auto refused = [&](const std::string& model, const std::string& adapter) {
+    GenerateRequest request = request_of("In the beginning", 4);
+    request.adapter = adapter;
+    return connect_to(daemon, model).generate(request)->error.text;
+  };
+  EXPECT_EQ(refused("demo", "clerk"),
+            "adapter: model 'demo' has none of this name; it has lawyer, poet");
+  EXPECT_EQ(refused("small", "poet"), "adapter: model 'small' has none of this name; it has clerk");
+  EXPECT_EQ(refused("hybrid", "poet"),
+            "adapter: model 'hybrid' has none of this name; --lora-modules names none for it");
+  EXPECT_EQ(refused("small", "clerk"), "");
+
+  const std::string prompt = passage(0, 600);
+  const auto generate = [&](const std::string& model, const std::string& adapter) {
+    return daemon.cli({"generate", "--model", model, "--adapter", adapter, "--prompt", prompt,
+                       "--max-tokens", "1", "--format", "json"});
+  };
+  EXPECT_EQ(generate("small", "clerk").json()["engine"], 2);
+  EXPECT_THAT(generate("small", "lawyer").err, HasSubstr("it has clerk"));
+  const auto why = [&](const std::string& model, const std::string& adapter) {
+    return daemon.cli(
+        {"pool", "why", prompt, "--model", model, "--adapter", adapter, "--format", "json"});
+  };
+  EXPECT_GT(why("small", "clerk").json()["cached_blocks"], 3);
+  EXPECT_EQ(why("demo", "poet").json()["cached_blocks"], 0);
+  EXPECT_THAT(why("demo", "clerk").err,
+              HasSubstr("'clerk' is an adapter of model 'small'; give --model its name"));
+  EXPECT_THAT(why("demo", "sage").err,
+              HasSubstr("model 'demo' has no 'sage'; it has lawyer, poet"));
+}
+
+/// It has one model, and names its adapters as if there were no other.
+TEST(SeveralModels, AnEngineStartedByHandHasTheAdaptersOfItsModel) {
+  const AdaptersOfTwo adapters;
+  const Models models = adapters.models();
+  const Daemon daemon(models.flags({"--kv-cache-memory-bytes", "8M"}));
+  const auto flags = [&](const std::string& modules) {
+    return std::vector<std::string>{"--model",        "small=" + models.small.path(),
+                                    "--block-size",   "32",
+                                    "--socket",       daemon.socket(),
+                                    "--threads",      "1",
+                                    "--log-level",    "error",
+                                    "--lora-modules", modules};
+  };
+  EXPECT_THAT(run("kvhive-engine", flags("small:clerk=" + adapters.clerk.path())).err,
+              HasSubstr("fingerprint"));
+  const pid_t guest = spawn(program("kvhive-engine"), flags("clerk=" + adapters.clerk.path()));
+  EXPECT_TRUE(eventually([&] { return daemon.engine(3) != nullptr; }, std::chrono::seconds(60)));
+  GenerateRequest request = request_of("In the beginning", 8);
+  request.adapter = "clerk";
+  EXPECT_EQ(ids(*connect_to(daemon, "small", 3).generate(request)),
+            ids(*connect_to(daemon, "small", 2).generate(request)));
+  signal_process(guest, SIGKILL);
+  waitpid(guest, nullptr, 0);
+}
+
 TEST(SeveralModels, StreamsGoOnWhenEnginesDie) {
-  const Models models;
+  const AdaptersOfTwo adapters;
+  const Models models = adapters.models();
   const auto expected = alone(models, requests());
   const Daemon daemon(models.flags({"--engines", "2", "--kv-cache-memory-bytes", "16M"}));
   std::atomic<bool> has_ended = false;
@@ -204,7 +291,17 @@ TEST(SeveralModels, WhatCannotBeIsRefusedByName) {
   EXPECT_THAT(words({"--model", a, "--model", b, "--engines", "16"}),
               HasSubstr("engines: '16' makes 32 with all models"));
   EXPECT_THAT(words({"--model", a, "--model", b, "--lora-modules", "x=/y"}),
-              HasSubstr("lora-modules: 'x=/y' is for a daemon with one model"));
+              HasSubstr("lora-modules 'x=/y' has none of the models in front (a, b); write "
+                        "MODEL:NAME=DIRECTORY"));
+  EXPECT_THAT(words({"--model", a, "--model", b, "--lora-modules", "a:x=/y,b:x=/z"}),
+              HasSubstr("lora-modules names 'x' twice"));
+  EXPECT_THAT(words({"--model", a, "--model", b, "--lora-modules", "a:b=/y"}),
+              HasSubstr("'b' is a model's own name"));
+  const std::string missing =
+      words({"--model", a, "--model", b, "--lora-modules", "b:poet=/nowhere"});
+  EXPECT_THAT(missing, HasSubstr("model 'b': "));
+  EXPECT_THAT(missing, HasSubstr("lora-modules 'poet': "));
+  EXPECT_THAT(missing, HasSubstr("/nowhere/adapter_config.json"));
   EXPECT_THAT(
       words({"--model", a, "--model", b, "--model-options", "a=min-blocks:60%;b=min-blocks:60%"}),
       HasSubstr("'min-blocks:60%' of 'b' makes"));
