@@ -323,7 +323,7 @@ void define_client(py::module_& m) {
           "Starts a request and returns its Stream. `prompt` is text, a list of token ids, or an\n"
           "array of float32 with a row of the model's hidden_size for each token (embeddings).\n"
           "Prompts with different cache_salts share no cached blocks; `adapter` names a LoRA "
-          "adapter.\n"
+          "adapter of the client's model.\n"
           "prompt_logprobs: score the prompt, with so many of the likeliest tokens in each place; "
           "nothing of it is read from the cache then.\n"
           "presence_penalty and what follows it change which tokens are chosen, as vLLM's of the "

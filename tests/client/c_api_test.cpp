@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "kvhive/kvhive.h"
+#include "tests/support/demo_adapter.hpp"
 #include "tests/tools/daemon.hpp"
 
 namespace kvhive::testing {
@@ -10,9 +11,10 @@ namespace {
 
 using ::testing::HasSubstr;
 
-kvhive_client* connect(const Daemon& daemon) {
+kvhive_client* connect(const Daemon& daemon, const char* model = nullptr) {
   kvhive_options options = kvhive_default_options();
   options.socket = daemon.socket().c_str();
+  options.model = model;
   kvhive_client* client = nullptr;
   EXPECT_EQ(kvhive_connect(&options, &client), KVHIVE_OK) << kvhive_last_error();
   return client;
@@ -76,6 +78,30 @@ TEST(CApi, RulesOfTokensArrive) {
     text.append(news.text, news.text_bytes);
   } while (news.finish == KVHIVE_FINISH_NONE);
   EXPECT_EQ(text, expected->text);
+  kvhive_close(client);
+}
+
+/// A client names its model, and a request an adapter of it.
+TEST(CApi, OfSeveralModelsEachHasItsAdapters) {
+  const DemoAdapter poet(1), clerk(2);
+  const Daemon daemon({"--model", "a=" + kDemoModel, "--model", "b=" + kDemoModel,
+                       "--kv-cache-memory-bytes", "8M", "--lora-modules",
+                       "a:poet=" + poet.path() + ",b:clerk=" + clerk.path()});
+  kvhive_client* client = connect(daemon, "b");
+  const auto answer = [&](const char* adapter) {
+    kvhive_request request = kvhive_default_request("In the beginning");
+    request.max_tokens = 4;
+    request.ignore_eos = 1;
+    request.adapter = adapter;
+    uint64_t id = 0;
+    EXPECT_EQ(kvhive_submit(client, &request, &id), KVHIVE_OK) << kvhive_last_error();
+    return end_of(client, id);
+  };
+  EXPECT_EQ(answer("clerk").finish, KVHIVE_FINISH_LENGTH);
+  EXPECT_EQ(answer(nullptr).finish, KVHIVE_FINISH_LENGTH);
+  const kvhive_progress refused = answer("poet");
+  EXPECT_EQ(refused.finish, KVHIVE_FINISH_ERROR);
+  EXPECT_STREQ(refused.error_text, "adapter: model 'b' has none of this name; it has clerk");
   kvhive_close(client);
 }
 

@@ -186,8 +186,8 @@ struct GenerateRequest {
   /// without: at most 128 bytes; empty = none. Whoever knows a salt shares what is cached under it,
   /// within the domain.
   std::string cache_salt{};
-  /// The name of the adapter to compute with, as the operator has named it (--lora-modules), at
-  /// most 64 bytes; empty = the model alone.
+  /// The name of an adapter of the client's model to compute with, as the operator has named it
+  /// (--lora-modules), at most 64 bytes; empty = the model alone.
   std::string adapter{};
 
   // Rules about tokens, as vLLM has them. They are applied in its order: allowed tokens, bad words,

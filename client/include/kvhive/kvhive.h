@@ -133,8 +133,8 @@ typedef struct kvhive_request {
   int32_t priority;         /* lower goes first, with --scheduling-policy priority */
   const char* cache_salt;   /* prompts with different salts share no cached blocks: at most 128
                                bytes, then '\0'; NULL or "" = none */
-  const char* adapter;      /* the name of the adapter to compute with, at most 64 bytes, then
-                               '\0'; NULL or "" = the model alone */
+  const char* adapter;      /* the name of an adapter of the client's model to compute with, at most
+                               64 bytes, then '\0'; NULL or "" = the model alone */
   int32_t scores_prompt;    /* not 0 = report how likely the prompt's tokens are; it is then
                                computed whole, and nothing of it is read from the cache */
   uint32_t prompt_logprobs; /* and the k likeliest tokens in their places, at most 20 */
