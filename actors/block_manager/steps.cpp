@@ -14,8 +14,14 @@ namespace {
 /// meanwhile waits for both.
 constexpr double kLongStep = 0.01;
 
-/// Of the device blocks, one in so many may be kept for forks, and those of one sequence always.
-constexpr std::size_t kTailsPart = 32;
+/// How many blocks are kept for forks: for as many sequences as may run, if that is a small part of
+/// the pool; for one always.
+std::size_t most_kept(const BlockPool& pool, const BlockManagerConfig& config) {
+  constexpr std::size_t kSmallPart = 32;
+  const std::size_t groups = pool.groups().count;
+  return std::max(groups,
+                  std::min(config.max_num_seqs * groups, pool.capacity(Tier::device) / kSmallPart));
+}
 
 /// Where the blocks of windows are kept at few places only, nobody can go on from others: what is
 /// claimed ends at such a place.
@@ -41,9 +47,7 @@ BlockManagerState::BlockManagerState(BlockPool& pool, const BlockManagerConfig& 
       copy_policy_(tokens_per_block_),
       single_flight_(pool.claims(), config.clock,
                      stretch_for(config, pool.groups(), pool.tokens_per_block())),
-      tails_(pool,
-             std::max<std::size_t>(pool.capacity(Tier::device) / kTailsPart, pool.groups().count),
-             config.clock) {}
+      tails_(pool, most_kept(pool, config), config.clock) {}
 
 BlockManagerState::Round BlockManagerState::round_of(const StepRequest& request) const {
   Round round{.request = request,
