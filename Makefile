@@ -12,7 +12,7 @@
 #   make beside-openai  the openai package against kvhive serve, and chat templates beside transformers (from PyPI; RECORD=1: as data)
 #   make beside-vllm-events  kvhive's KV events decoded by vLLM's own classes (its wheel, from PyPI)
 #   make page-test  the page of kvhive serve in a headless Chromium; pictures go to build/page/
-#   make beside-vllm  decisions of vLLM's own scheduler and KV-cache manager beside ours, for REQUESTS=3000, what its sampler makes of logits, and its beam search (from PyPI: 7 GB; RECORD=1: as data)
+#   make beside-vllm  decisions of vLLM's own scheduler and KV-cache manager beside ours, for REQUESTS=3000, what its sampler makes of logits, its beam search, and its guesses (from PyPI: 7 GB; RECORD=1: as data)
 #   make beside-transformers  the logits of every model family beside transformers', and tensors that torch saves (both from PyPI: 5 GB; RECORD=1: as data)
 #   make random    STEPS=1000000 random steps of pool and block manager, in each mix, against models of them: a quarter of an hour
 #   make chaos     random SIGKILLs for MINUTES=10, from SEED=any
@@ -91,11 +91,12 @@ beside-vllm-events: build
 	@build/beside/vllm-events/bin/python tests/beside/kv_events.py
 
 beside-vllm: configure
-	@cmake --build --preset release -j $(JOBS) --target kvhive_decisions kvhive_models_test kvhive_serve_test
+	@cmake --build --preset release -j $(JOBS) --target kvhive_decisions kvhive_models_test kvhive_serve_test kvhive_actors_test
 	@tests/beside/venv.sh vllm
 	@$(if $(REQUESTS),REQUESTS=$(REQUESTS)) $(if $(SEED),SEED=$(SEED)) RECORD=$(RECORD) build/beside/vllm/bin/python tests/beside/vllm_scheduler.py
 	@$(if $(SEED),SEED=$(SEED)) RECORD=$(RECORD) build/beside/vllm/bin/python tests/beside/vllm_sampler.py
 	@$(if $(SEED),SEED=$(SEED)) RECORD=$(RECORD) build/beside/vllm/bin/python tests/beside/vllm_beams.py
+	@$(if $(SEED),SEED=$(SEED)) RECORD=$(RECORD) build/beside/vllm/bin/python tests/beside/vllm_ngrams.py
 
 beside-transformers: configure
 	@cmake --build --preset release -j $(JOBS) --target kvhive_model_logits kvhive_serve_test

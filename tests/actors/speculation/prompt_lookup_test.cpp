@@ -3,7 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
 #include <random>
+#include <string>
 #include <vector>
 
 namespace kvhive::testing {
@@ -80,6 +84,25 @@ TEST(PromptLookup, IsItsDefinitionOnRandomTexts) {
     found += expected.empty() ? 0 : 1;
   }
   EXPECT_GT(found, 5000u);
+}
+
+/// What vLLM's proposer made of the same texts: recorded, or fresh (tests/beside/vllm_ngrams.py).
+TEST(PromptLookup, GuessesWhatVllmsProposerGuesses) {
+  const char* const fresh = std::getenv("KVHIVE_VLLM_NGRAMS");
+  std::ifstream file(fresh != nullptr ? fresh : KVHIVE_VLLM_NGRAMS_RECORD);
+  std::size_t texts = 0, guessed = 0;
+  for (std::string line; std::getline(file, line); ++texts) {
+    SCOPED_TRACE(line.substr(0, 400));
+    const auto recorded = nlohmann::json::parse(line);
+    const PromptLookup lookup{.drafts = recorded["most"],
+                              .longest = recorded["longest"],
+                              .shortest = recorded["shortest"]};
+    const auto wanted = recorded["guess"].get<std::vector<TokenId>>();
+    ASSERT_EQ(guess(recorded["text"], lookup), wanted);
+    guessed += wanted.empty() ? 0 : 1;
+  }
+  EXPECT_GE(texts, 100u);
+  EXPECT_GT(guessed, texts / 10);
 }
 
 }  // namespace
