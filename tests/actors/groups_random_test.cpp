@@ -360,7 +360,7 @@ INSTANTIATE_TEST_SUITE_P(
                           60,
                           {{CacheKind::sliding_window, 4}, {CacheKind::sliding_window, 12}}},
                       Mix{"WindowLatestOnly", 28, {{CacheKind::sliding_window, 5}}, {0}},
-                      Mix{"WindowEachThreeBlocks", 28, {{CacheKind::sliding_window, 5}}, {9}},
+                      Mix{"WindowEachThreeBlocks", 32, {{CacheKind::sliding_window, 5}}, {9}},
                       Mix{"FullAndWindowLatestOnly", 60, {{}, {CacheKind::sliding_window, 7}}, {0}},
                       Mix{"FullAndTwoWindowsEachFiveBlocks",
                           90,
