@@ -9,8 +9,8 @@
 //                                                                         | StepPlan         |
 //                                                                      executor -------------'
 //
-// A plan that moves no blocks goes from the block manager to the executor. Beside the steps, the
-// scheduler has Questions, and the block manager Answers.
+// A plan without work for the swapper goes from the block manager to the executor. Beside the
+// steps, the scheduler has Questions, and the block manager Answers.
 
 #include <compare>
 #include <cstdint>
@@ -251,9 +251,9 @@ struct StepPlan {
 
   /// Blocks copied between the tiers.
   std::size_t copied_blocks() const { return swap_out.size() + demotions.size() + swap_in.size(); }
-  bool moves_blocks() const {
-    return copied_blocks() != 0 || !domain_changes.empty() || !copies.empty();
-  }
+  /// Copies within the device are the executor's.
+  bool has_work_for_swapper() const { return copied_blocks() != 0 || !domain_changes.empty(); }
+  bool moves_blocks() const { return has_work_for_swapper() || !copies.empty(); }
   bool is_empty() const { return work.empty() && !moves_blocks(); }
 };
 

@@ -119,11 +119,11 @@ class BlockManagerActor : public BlockManagerHandle::base {
   }
 
  private:
-  /// A plan that moves nothing is no work for the swapper, whose thread would only be woken to pass
-  /// it on. It overtakes none that does: such a plan is with swapper and executor alone.
+  /// What is no work for the swapper would only wake its thread to be passed on. It overtakes
+  /// nothing: a plan that moves blocks is with swapper and executor alone.
   void hand_on() {
     while (auto plan = pipeline_.next_plan()) {
-      const PlanHandle& next = plan->moves_blocks() ? swapper_ : executor_;
+      const PlanHandle& next = plan->has_work_for_swapper() ? swapper_ : executor_;
       request(next, caf::infinite, std::move(*plan))
           .then([this](StepDone& answer) { finish(answer); },
                 [this](caf::error& error) { asked_.deliver(std::move(error)); });

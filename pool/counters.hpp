@@ -76,7 +76,7 @@ inline constexpr auto kCounters = std::to_array<CounterInfo>({
      "had computed"},
     {"hit_tokens_host", CounterKind::sum, "of the tokens found, those in blocks of the host tier"},
     {"forked_tokens", CounterKind::sum,
-     "of the tokens found, those of blocks that were not full: copied from the request forked"},
+     "tokens in blocks that were not full: copied from an ended request, not computed again"},
     {"single_flight_waits", CounterKind::sum,
      "requests that waited for blocks that another request was computing"},
     {"failover_recomputed_tokens", CounterKind::sum,

@@ -77,7 +77,7 @@ BlockManagerState::Admitted BlockManagerState::admit(Round& round, SeqId seq) {
   const Need need = need_of(sequence, start, std::min(round.budget, round.most_of_one));
 
   // available() is a hint, so if no sequence is running, the engine tries even if it says no.
-  const bool fits = round.running == 0 || find_room(need, sequence.domain);
+  const bool fits = round.running == 0 || finds_room(need, sequence.domain, false);
   if (fits && waits_for_other(round, sequence, start)) {
     cancel(start);
     return Admitted::waits;
@@ -115,17 +115,14 @@ BlockManagerState::Need BlockManagerState::need_of(const Sequence& sequence, con
   return {static_cast<std::uint32_t>(tokens), now, std::max(now, blocks_for_all(start, total))};
 }
 
-/// As finds_room(), and gives up what is kept for forks if that helps.
-bool BlockManagerState::find_room(const Need& need, DomainId domain) {
-  return finds_room(need, domain, false) || (tails_.drop_all() && finds_room(need, domain, false));
-}
-
 /// A sequence is admitted only if all of its tokens fit. Whoever is alone needs to leave nothing.
+/// What is kept for forks counts as available: allocate() gives it up.
 bool BlockManagerState::finds_room(const Need& need, DomainId domain, bool is_alone) const {
   const auto watermark = static_cast<std::size_t>(
       config_.watermark * static_cast<double>(pool_.memory().tier_layout(Tier::device).blocks));
-  return need.blocks + (is_alone ? 0 : watermark) <= pool_.available(Tier::device) &&
-         need.blocks <= pool_.available(Tier::device, domain);
+  const std::size_t kept = tails_.kept(whose_tails_help(need.blocks, domain));
+  return need.blocks + (is_alone ? 0 : watermark) <= pool_.available(Tier::device) + kept &&
+         need.blocks <= pool_.available(Tier::device, domain) + kept;
 }
 
 // -- questions ------------------------------------------------------------------------------------
@@ -150,7 +147,8 @@ Expected<RoomStatus> BlockManagerState::room_for(const Question& question, std::
   const bool fits =
       running < config_.max_num_seqs && finds_room(need, question.domain, running == 0);
   const std::size_t available =
-      std::min(pool_.available(Tier::device), pool_.available(Tier::device, question.domain));
+      std::min(pool_.available(Tier::device), pool_.available(Tier::device, question.domain)) +
+      tails_.kept(whose_tails_help(need.blocks, question.domain));
   cancel(start);
   return RoomStatus{fits ? AllocStatus::ok : AllocStatus::later,
                     static_cast<std::uint32_t>(need.blocks), static_cast<std::uint32_t>(available),
@@ -326,8 +324,7 @@ BlockManagerState::Start BlockManagerState::start_of(const Sequence& sequence,
   if (start.found.hit_of_first > start.found.hit)
     start.junction = start.found.hit_of_first * tokens_per_block_;
   if (!sequence.is_swapped_out || sequence.computed <= start.computed) {
-    if (!tails_.is_empty() && config_.prefix_caching && sequence.reads_cache)
-      find_tail(sequence, start);
+    if (keeps_tails() && config_.prefix_caching && sequence.reads_cache) find_tail(sequence, start);
     return start;
   }
   start.is_own_copy = true;
@@ -360,8 +357,10 @@ void BlockManagerState::go_on_from(const Sequence& sequence, Start& start, std::
   for (std::size_t g = 0; g < groups_.count; ++g) {
     auto& [device, host, end] = start.found.groups[g];
     const std::size_t first = std::min(first_place(groups_.id(g), start.computed), device.size());
-    append_blocks(passed.blocks, std::span(device).first(first));
-    std::fill_n(device.begin(), first, kNullBlock);
+    for (std::vector<BlockId>* table : {&device, &host}) {
+      append_blocks(passed.blocks, std::span(*table).first(first));
+      std::fill_n(table->begin(), first, kNullBlock);
+    }
     if (first != 0) end = root_of(sequence, groups_.id(g), first);
   }
   pool_.cancel(passed);

@@ -99,7 +99,7 @@ class BlockManagerState {
   Answers answer(const Questions& questions);
 
   /// Whether blocks are kept for forks, which a later step releases.
-  bool keeps_tails() const { return !tails_.is_empty(); }
+  bool keeps_tails() const { return tails_.kept() != 0; }
 
   CopyPolicy& copy_policy() { return copy_policy_; }
 
@@ -186,6 +186,8 @@ class BlockManagerState {
     std::size_t copied_blocks = 0, tokens = 0;
   };
 
+  std::optional<DomainId> whose_tails_help(std::size_t blocks, DomainId domain) const;
+  bool give_up_tails(std::size_t blocks, DomainId domain);
   [[nodiscard]] Expected<std::vector<BlockId>> allocate(Round& round, std::size_t blocks,
                                                         DomainId domain);
   void demote(Round& round);
@@ -229,7 +231,6 @@ class BlockManagerState {
   Need need_of(const Sequence& sequence, const Start& start, std::size_t most_tokens) const;
   bool finds_room(const Need& need, DomainId domain, bool is_alone) const;
   std::size_t blocks_for_all(const Start& start, std::size_t tokens) const;
-  bool find_room(const Need& need, DomainId domain);
   void cancel(const Start& start);
   void fill_tables(Round& round, Sequence& sequence, Start& start, std::span<const BlockId> fresh,
                    std::size_t tokens);

@@ -33,6 +33,23 @@ void BlockManagerState::serve_running(Round& round) {
   round.running = static_cast<std::uint32_t>(round.request.running.size() - round.preempted.size());
 }
 
+/// Whose blocks that are kept for forks would make room: where a domain's maximum is what lacks,
+/// the domain's own, else all.
+std::optional<DomainId> BlockManagerState::whose_tails_help(std::size_t blocks,
+                                                            DomainId domain) const {
+  return pool_.lanes().is_at_maximum(domain, blocks) ? std::optional(domain) : std::nullopt;
+}
+
+/// Releases them, if that is enough for so many blocks. A sequence that is being admitted holds the
+/// tail that it was to copy itself: if it lacks just that, it has room in the next step.
+bool BlockManagerState::give_up_tails(std::size_t blocks, DomainId domain) {
+  const auto whose = whose_tails_help(blocks, domain);
+  const std::size_t kept = tails_.kept(whose);
+  if (kept == 0 || blocks > pool_.available(Tier::device, domain) + kept) return false;
+  tails_.drop(whose);
+  return true;
+}
+
 /// Allocates device blocks; if there are too few, those that are kept for forks, too. If there is a
 /// host tier, the evicted contents are noted in `round`: their bytes stay until the step begins, so
 /// that demote() can have them copied.
@@ -41,7 +58,8 @@ Expected<std::vector<BlockId>> BlockManagerState::allocate(Round& round, std::si
   const bool may_demote = config_.prefix_caching && pool_.capacity(Tier::host) != 0;
   std::vector<Evicted>* const evicted = may_demote ? &round.evicted : nullptr;
   auto fresh = pool_.allocate(Tier::device, blocks, domain, evicted);
-  if (!fresh && tails_.drop_all()) fresh = pool_.allocate(Tier::device, blocks, domain, evicted);
+  if (!fresh && give_up_tails(blocks, domain))
+    fresh = pool_.allocate(Tier::device, blocks, domain, evicted);
   return fresh;
 }
 

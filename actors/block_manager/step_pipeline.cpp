@@ -16,7 +16,6 @@ void StepPipeline::ask(const StepRequest& request) {
     StepPlan plan = state_.plan(request);
     if (plan.is_empty()) {
       done_ = StepDone{plan.step, std::move(plan.outcome), {}, {}};
-      done_->outcome.keeps_tails = state_.keeps_tails();
       return;
     }
     plans_.push_back(std::move(plan));
@@ -49,12 +48,14 @@ void StepPipeline::done(StepDone done) {
 void StepPipeline::apply(StepDone done) {
   state_.finish_step(done);
   state_.reuse(std::exchange(done.spent, {}));
-  done.outcome.keeps_tails = state_.keeps_tails();
   done_ = std::move(done);
 }
 
 std::optional<StepDone> StepPipeline::answer() {
-  if (done_) is_asked_ = false;
+  if (done_) {
+    is_asked_ = false;
+    done_->outcome.keeps_tails = state_.keeps_tails();
+  }
   return std::exchange(done_, std::nullopt);
 }
 

@@ -197,8 +197,8 @@ void BlockManagerState::reuse(std::vector<ScheduledSequence> spent) {
 
 void BlockManagerState::compute_done(Sequence& sequence, std::uint32_t tokens) {
   sequence.in_flight -= tokens;
-  sequence.computed += tokens;
   if (sequence.has_ended) return bump(pool_.counters()["ended_rows"], tokens);
+  sequence.computed += tokens;
   sequence.computed -= static_cast<std::uint32_t>(sequence.drafts.size());
   std::optional<Claim> passed;
   if (config_.single_flight && config_.prefix_caching)
@@ -358,7 +358,7 @@ void BlockManagerState::keep_tail(Sequence& sequence) {
   if (!sequence.will_be_forked || !config_.prefix_caching || sequence.is_swapped_out ||
       sequence.embedded)
     return;
-  const std::size_t computed = std::min<std::size_t>(sequence.computed, sequence.tokens.size());
+  const std::size_t computed = sequence.computed;
   const std::size_t full = computed / tokens_per_block_, first = full * tokens_per_block_;
   const bool has_all = std::ranges::all_of(sequence.tables, [&](const Table& table) {
     return table.device.size() > full && table.device[full] != kNullBlock;

@@ -22,22 +22,36 @@ std::optional<Tails::Found> Tails::find(const Place& place, std::span<const Toke
   return best.tokens != 0 ? std::optional(best) : std::nullopt;
 }
 
+std::size_t Tails::kept(std::optional<DomainId> domain) const {
+  if (!domain) return kept_;
+  std::size_t blocks = 0;
+  for (const Tail& tail : tails_)
+    if (tail.place.parent.domain == *domain) blocks += tail.blocks.size();
+  return blocks;
+}
+
+void Tails::drop(std::optional<DomainId> domain) {
+  std::erase_if(tails_, [&](const Tail& tail) {
+    if (domain && tail.place.parent.domain != *domain) return false;
+    release(tail);
+    return true;
+  });
+}
+
 void Tails::drop_old() {
   if (tails_.empty()) return;
   for (const std::uint64_t now = clock_(); !tails_.empty() && tails_.front().until <= now;)
     drop_first();
 }
 
-bool Tails::drop_all() {
-  if (tails_.empty()) return false;
-  while (!tails_.empty()) drop_first();
-  return true;
+void Tails::drop_first() {
+  release(tails_.front());
+  tails_.pop_front();
 }
 
-void Tails::drop_first() {
-  pool_.release(tails_.front().blocks);
-  kept_ -= tails_.front().blocks.size();
-  tails_.pop_front();
+void Tails::release(const Tail& tail) {
+  pool_.release(tail.blocks);
+  kept_ -= tail.blocks.size();
 }
 
 }  // namespace kvhive

@@ -11,12 +11,13 @@
 // keep it a moment: it is memory that nobody else can have. Its owner gives it up when it lacks
 // blocks.
 
+#include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
 
-#include "base/stop_watch.hpp"
 #include "pool/block_pool.hpp"
 
 namespace kvhive {
@@ -49,11 +50,12 @@ class Tails {
   void keep(const Place& place, std::span<const TokenId> tokens, std::vector<BlockId> blocks);
   /// The tail that has the most in common with `tokens`, which follow `place`.
   std::optional<Found> find(const Place& place, std::span<const TokenId> tokens) const;
+  /// How many blocks are kept: of one domain, or of all.
+  std::size_t kept(std::optional<DomainId> domain = {}) const;
+  /// Releases them.
+  void drop(std::optional<DomainId> domain = {});
   /// Releases those that have been kept long enough.
   void drop_old();
-  /// Releases all. False if there was none.
-  bool drop_all();
-  bool is_empty() const { return tails_.empty(); }
 
  private:
   struct Tail {
@@ -63,6 +65,7 @@ class Tails {
     std::uint64_t until;
   };
   void drop_first();
+  void release(const Tail& tail);
 
   BlockPool& pool_;
   std::size_t most_;

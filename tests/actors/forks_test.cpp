@@ -30,8 +30,9 @@ class Forks : public ::testing::Test {
   void make_pool(std::uint32_t blocks = 64, const CacheGroups& groups = {}) {
     PoolGeometry geometry = small_geometry(blocks + 1, 0, kSize);
     geometry.models[0].groups = groups;
+    geometry.limits = limits_;
     memory_.emplace(private_pool(geometry));
-    occupy(*memory_, ProcessSlot{0});
+    for (const std::uint32_t slot : {0u, 1u}) occupy(*memory_, ProcessSlot{slot}, slot + 1);
     pool_.emplace(*memory_, ProcessSlot{0});
     config_.clock = [this] { return now_; };
     manager_.emplace(*pool_, config_);
@@ -88,6 +89,7 @@ class Forks : public ::testing::Test {
   }
 
   BlockManagerConfig config_;
+  std::array<BlockLimits, kLimitedDomains> limits_{};
   std::uint64_t now_ = 1;
   std::optional<PoolMemory> memory_;
   std::optional<BlockPool> pool_;
@@ -214,6 +216,78 @@ TEST_F(Forks, TakeNoRoomFromWhatRuns) {
   EXPECT_THAT(plan.work, SizeIs(1));
   EXPECT_FALSE(manager_->keeps_tails());
   end(2);
+}
+
+/// Another engine has nearly all blocks.
+TEST_F(Forks, StayWhereTheyAreTooFewToHelp) {
+  parent(1, counting(0, 6));
+  BlockPool peer(*memory_, ProcessSlot{1});
+  const auto taken = peer.allocate(Tier::device, 55).value();
+  EXPECT_THAT(admit({sequence(2, counting(1000, 15 * kSize), false)}).outcome.admitted, IsEmpty());
+  EXPECT_TRUE(manager_->keeps_tails());
+  peer.release(taken);
+  end(2);
+}
+
+TEST_F(Forks, OfOthersAreLeftByADomainAtItsMaximum) {
+  const DomainId limited{2};
+  limits_[limited.value].max = 3;
+  make_pool();
+  parent(1, counting(0, 6));
+  NewSequence of_limited = sequence(2, counting(1000, 3 * kSize), true);
+  of_limited.domain = limited;
+  NewSequence behind = sequence(3, counting(2000, 2), false);
+  behind.domain = limited;
+  admit({of_limited});
+  EXPECT_EQ(held(), 4u);
+  EXPECT_THAT(admit({behind}, {2}).outcome.admitted, IsEmpty());
+  EXPECT_TRUE(manager_->keeps_tails());
+  end(2);
+  end(3);
+  // Its own make room for it.
+  NewSequence short_one = sequence(4, counting(3000, 2), true);
+  short_one.domain = limited;
+  admit({short_one});
+  end(4);
+  NewSequence all = sequence(5, counting(4000, 3 * kSize), false);
+  all.domain = limited;
+  EXPECT_THAT(admit({all}).outcome.admitted, SizeIs(1));
+  EXPECT_EQ(held(), 4u) << "with the other domain's tail";
+  end(5);
+}
+
+TEST_F(Forks, TakeNoRoomFromWhatAsks) {
+  parent(1, counting(0, 6));
+  admit({});
+  const auto asks = [&](std::size_t blocks) {
+    const Question question{SeqId{9}, counting(1000, blocks * kSize)};
+    return *manager_->answer({{question}, 1}).given.at(0).room;
+  };
+  EXPECT_EQ(asks(64).status, AllocStatus::ok);
+  EXPECT_EQ(asks(64).available_blocks, 64u);
+  EXPECT_TRUE(manager_->keeps_tails());
+}
+
+/// The step ahead has filled the block with a token that nobody wants.
+TEST_F(Forks, OfAParentThatEndedWhileAStepAheadComputedOnArePossible) {
+  config_.async_scheduling = true;
+  make_pool();
+  StepRequest request;
+  request.step = 1;
+  request.token_budget = 1000;
+  request.added = {sequence(1, counting(0, 3), true)};
+  request.waiting = {SeqId{1}};
+  manager_->plan(request);
+  ASSERT_TRUE(manager_->plan_ahead().has_value());
+  manager_->finish_step(
+      {.step = 1, .outcome = {}, .sampled = {{SeqId{1}, {7, 0, {}}}}, .times = {}});
+  StepRequest next;
+  next.step = 2;
+  next.token_budget = 1000;
+  next.ended = {SeqId{1}};
+  manager_->join(next);
+  manager_->finish_step();
+  EXPECT_EQ(found(sequence(2, joined(counting(0, 3), {7, 8}), false)), 3u);
 }
 
 class ForksOfGroups : public Forks, public ::testing::WithParamInterface<CacheGroups> {

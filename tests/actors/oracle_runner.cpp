@@ -4,6 +4,7 @@
 
 #include "actors/speculation/accepted.hpp"
 #include "base/check.hpp"
+#include "kernels/block_copy.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -92,10 +93,8 @@ OracleRunner::TokenKv& OracleRunner::at(std::uint32_t block, std::size_t offset)
 
 Expected<StepResults> OracleRunner::run(const StepPlan& plan) {
   written_.clear();
-  const std::size_t bytes = memory_.geometry().models[0].kv.block_bytes();
-  for (const BlockPair& pair : plan.copies)
-    std::copy_n(memory_.arena(Tier::device) + pair.source * bytes, bytes,
-                memory_.arena(Tier::device) + pair.destination * bytes);
+  std::byte* const device = memory_.arena(Tier::device);
+  block_copy_cpu(whole_blocks(device, device, memory_.geometry().block_bytes(), plan.copies));
   for (const ScheduledSequence& work : plan.work)
     for (std::size_t g = 0; g < memory_.geometry().models[0].groups.count; ++g)
       check_table(work, g);

@@ -2,6 +2,9 @@
 
 #include <gmock/gmock.h>
 
+#include <span>
+#include <vector>
+
 #include "kvhive/kvhive.h"
 #include "tests/support/demo_adapter.hpp"
 #include "tests/tools/daemon.hpp"
@@ -255,12 +258,7 @@ TEST(CApi, ACacheSaltIsSentAndAnOlderProgramsRequestHasNone) {
     request.max_tokens = 1;
     uint64_t id = 0;
     EXPECT_EQ(kvhive_submit(client, &request, &id), KVHIVE_OK) << kvhive_last_error();
-    kvhive_progress news = kvhive_empty_progress();
-    while (news.finish == KVHIVE_FINISH_NONE) {
-      EXPECT_EQ(kvhive_wait(client, -1), KVHIVE_OK);
-      EXPECT_EQ(kvhive_read(client, id, &news), KVHIVE_OK);
-    }
-    return news.cached_tokens;
+    return end_of(client, id).cached_tokens;
   };
   constexpr std::size_t kNew = sizeof(kvhive_request), kOld = offsetof(kvhive_request, cache_salt);
   EXPECT_EQ(cached("alice", kNew), 0u);
@@ -268,6 +266,30 @@ TEST(CApi, ACacheSaltIsSentAndAnOlderProgramsRequestHasNone) {
   EXPECT_EQ(cached(nullptr, kNew), 0u);
   EXPECT_GT(cached("alice", kOld), 64u) << "read behind the struct's end";
   EXPECT_GT(cached("", kNew), 64u);
+  kvhive_close(client);
+}
+
+/// What is kept for a fork is not kept for ever: not every one must find it.
+TEST(CApi, AForkComputesOnlyTheTokensThatAreNew) {
+  const Daemon daemon({"--kv-cache-memory-bytes", "8M"});
+  kvhive_client* client = connect(daemon);
+  const auto cached = [&](std::span<const int32_t> prompt, bool will_be_forked) {
+    kvhive_request request = kvhive_default_request(nullptr);
+    request.prompt_tokens = prompt.data();
+    request.prompt_token_count = prompt.size();
+    request.max_tokens = 1;
+    request.will_be_forked = will_be_forked;
+    uint64_t id = 0;
+    EXPECT_EQ(kvhive_submit(client, &request, &id), KVHIVE_OK) << kvhive_last_error();
+    return end_of(client, id).cached_tokens;
+  };
+  int32_t first = 300;
+  EXPECT_TRUE(eventually([&] {
+    std::vector<int32_t> prompt(21, ++first);
+    cached(prompt, true);
+    prompt.push_back(300);
+    return cached(prompt, false) == 21;
+  }));
   kvhive_close(client);
 }
 

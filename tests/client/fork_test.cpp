@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "kvhive/kvhive.h"
 #include "tests/tools/daemon.hpp"
 
 namespace kvhive::testing {
@@ -78,36 +77,6 @@ TEST_F(ForkTest, AnIdleEngineKeepsNothingForForks) {
     const Json device = daemon_.stat()["tiers"]["device"];
     return device["filling"] == 0 && device["held"] == 0;
   }));
-}
-
-TEST_F(ForkTest, ThroughC) {
-  kvhive_options options = kvhive_default_options();
-  options.socket = daemon_.socket().c_str();
-  kvhive_client* client = nullptr;
-  ASSERT_EQ(kvhive_connect(&options, &client), KVHIVE_OK) << kvhive_last_error();
-  const auto cached = [&](std::span<const TokenId> prompt, bool will_be_forked) {
-    kvhive_request request = kvhive_default_request(nullptr);
-    request.prompt_tokens = prompt.data();
-    request.prompt_token_count = prompt.size();
-    request.max_tokens = 1;
-    request.will_be_forked = will_be_forked;
-    uint64_t id = 0;
-    EXPECT_EQ(kvhive_submit(client, &request, &id), KVHIVE_OK) << kvhive_last_error();
-    kvhive_progress news = kvhive_empty_progress();
-    while (news.finish == KVHIVE_FINISH_NONE) {
-      EXPECT_EQ(kvhive_wait(client, -1), KVHIVE_OK);
-      EXPECT_EQ(kvhive_read(client, id, &news), KVHIVE_OK);
-    }
-    return news.cached_tokens;
-  };
-  int test = 0;
-  EXPECT_TRUE(eventually([&] {
-    std::vector<TokenId> prompt = prompt_of(++test);
-    cached(prompt, true);
-    prompt.push_back(300);
-    return cached(prompt, false) == 21;
-  }));
-  kvhive_close(client);
 }
 
 }  // namespace

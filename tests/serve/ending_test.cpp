@@ -25,11 +25,6 @@ std::string completion_request(std::uint32_t tokens, bool stream, const std::str
   return post(kCompletions, body.dump(), headers);
 }
 
-void signal_engines(const Daemon& daemon, int signal) {
-  const Json status = daemon.status();
-  for (const Json& engine : status["engines"]) signal_process(engine["pid"], signal);
-}
-
 TEST(StartingService, WaitsForADaemonIfItIsToldTo) {
   const TempDirectory directory;
   const std::string socket = (directory.path() / "kvhived.sock").string();
@@ -61,7 +56,7 @@ TEST(EndingService, TellsThoseThatWaitThatItEnds) {
   HttpClient streaming = service.connect(), waiting = service.connect();
   streaming.send(completion_request(3'000, true));
   ASSERT_TRUE(streaming.receive_until("data: "));
-  signal_engines(daemon, SIGSTOP);
+  daemon.signal_engines(SIGSTOP);
   waiting.send(completion_request(5, false));
   ASSERT_TRUE(eventually([&] {
     return service.ask(get("/metrics?view=service")).body.find("state=\"answering\"} 3") !=
@@ -76,7 +71,7 @@ TEST(EndingService, TellsThoseThatWaitThatItEnds) {
   EXPECT_EQ(answer->status, 503);
   EXPECT_THAT(answer->body, HasSubstr("the service is being stopped"));
   EXPECT_EQ(service.stop(), 0);
-  signal_engines(daemon, SIGCONT);
+  daemon.signal_engines(SIGCONT);
 }
 
 TEST(EndingService, LetsRequestsEndFirstIfItIsGivenTime) {
@@ -100,11 +95,11 @@ TEST(EndingService, EndsAtOnceWhenItIsToldTwice) {
   HttpClient client = service.connect();
   client.send(completion_request(3'000, true));
   ASSERT_TRUE(client.receive_until("data: "));
-  signal_engines(daemon, SIGSTOP);
+  daemon.signal_engines(SIGSTOP);
   signal_process(service.pid(), SIGTERM);
   ASSERT_TRUE(eventually([&] { return !service.listens(); }));  // else two signals may be one
   EXPECT_EQ(service.stop(), 0);
-  signal_engines(daemon, SIGCONT);
+  daemon.signal_engines(SIGCONT);
 }
 
 /// It waits for a channel to a keeper that does not answer, for up to ten seconds.

@@ -182,6 +182,11 @@ void Daemon::kill_keeper() const {
   }));
 }
 
+void Daemon::signal_engines(int signal) const {
+  const Json all = status();
+  for (const Json& engine : all["engines"]) signal_process(engine["pid"], signal);
+}
+
 Json Daemon::status() const {
   const auto socket = connect_to_daemon(socket_);
   KV_CHECK(socket.has_value(), socket.error().text);

@@ -127,6 +127,7 @@ class Daemon {
   void kill();  ///< SIGKILL front and keeper, and wait
   /// SIGKILL the keeper, and wait until there is another.
   void kill_keeper() const;
+  void signal_engines(int signal) const;
 
  private:
   std::string directory_, socket_;

@@ -497,42 +497,43 @@ TEST(Gpu, DescribingTheModelOpensTheDeviceOnce) {
   EXPECT_THAT(described.err, HasSubstr("free_bytes: a fault was wanted"));
 }
 
-/// One arena and the weights of all models, shared by descriptors or kept by a process.
-TEST_P(GpuEitherWay, SeveralModelsSayWhatEachSaysAlone) {
-  const Models models;
-  const Requests few = overlapping_requests(2, 6, 2);
+/// One arena and the weights of all models, shared by descriptors or kept by a process. Also with
+/// another keeper, which has the descriptors, and with other engines.
+///
+/// \param also  what else is true of the daemon and what the models say
+void expect_what_each_says_alone(
+    const Models& models, const Requests& requests, const char* blocks, void (*with_gpu)(),
+    const std::function<void(const Daemon&, const std::map<std::string, Tokens>&)>& also) {
   std::vector<std::string> flags = {"--device",        "cuda", "--max-num-batched-tokens", "64",
                                     "--max-model-len", "320",  "--max-num-seqs",           "8"};
-  const auto expected = alone(models, few, flags, GetParam().with_gpu);
-  flags.insert(flags.end(), {"--num-gpu-blocks-override", "48", "--swap-space", "16M"});
-  const Daemon daemon(models.flags(flags), GetParam().with_gpu);
-  EXPECT_EQ(model_row(daemon, "small")["block_size"], 32);
-  EXPECT_EQ(together(daemon, models, few), expected);
-  daemon.kill_keeper();  // the next one has the descriptors
-  const Json status = daemon.status();
-  for (const Json& engine : status["engines"]) signal_process(engine["pid"], SIGKILL);
-  EXPECT_EQ(together(daemon, models, few), expected);
+  const auto expected = alone(models, requests, flags, with_gpu);
+  flags.insert(flags.end(), {"--num-gpu-blocks-override", blocks, "--swap-space", "16M"});
+  const Daemon daemon(models.flags(flags), with_gpu);
+  EXPECT_EQ(together(daemon, models, requests), expected);
+  daemon.kill_keeper();
+  daemon.signal_engines(SIGKILL);
+  EXPECT_EQ(together(daemon, models, requests), expected);
   EXPECT_TRUE(daemon.fsck_is_clean());
+  also(daemon, expected);
+}
+
+TEST_P(GpuEitherWay, SeveralModelsSayWhatEachSaysAlone) {
+  expect_what_each_says_alone({}, overlapping_requests(2, 6, 2), "48", GetParam().with_gpu,
+                              [](const Daemon& daemon, const auto&) {
+                                EXPECT_EQ(model_row(daemon, "small")["block_size"], 32);
+                              });
 }
 
 /// Each model's adapters lie behind its own weights.
 TEST_P(GpuEitherWay, SeveralModelsWithAdaptersSayWhatEachSaysAlone) {
   const AdaptersOfTwo adapters;
-  const Models models = adapters.models();
   const Requests few = overlapping_requests(3, 6, 2);
-  std::vector<std::string> flags = {"--device",        "cuda", "--max-num-batched-tokens", "64",
-                                    "--max-model-len", "320",  "--max-num-seqs",           "8"};
-  const auto expected = alone(models, few, flags, GetParam().with_gpu);
-  flags.insert(flags.end(), {"--num-gpu-blocks-override", "64", "--swap-space", "16M"});
-  const Daemon daemon(models.flags(flags), GetParam().with_gpu);
-  EXPECT_EQ(together(daemon, models, few), expected);
-  daemon.kill_keeper();  // the next one has the descriptors
-  const Json status = daemon.status();
-  for (const Json& engine : status["engines"]) signal_process(engine["pid"], SIGKILL);
-  EXPECT_EQ(together(daemon, models, few), expected);
-  EXPECT_TRUE(daemon.fsck_is_clean());
-  for (const auto& [model, row] : {std::pair{"demo", 1u}, {"demo", 2u}, {"small", 1u}})
-    EXPECT_NE(ids(*connect_to(daemon, model).generate(few[row])), expected.at(model)[row]);
+  expect_what_each_says_alone(
+      adapters.models(), few, "64", GetParam().with_gpu,
+      [&](const Daemon& daemon, const auto& expected) {
+        for (const auto& [model, row] : {std::pair{"demo", 1u}, {"demo", 2u}, {"small", 1u}})
+          EXPECT_NE(ids(*connect_to(daemon, model).generate(few[row])), expected.at(model)[row]);
+      });
 }
 
 /// Layers that see their own chunk and free those before it, beside layers that see everything.

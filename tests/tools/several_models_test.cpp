@@ -12,21 +12,25 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
+/// Everything is cached the second time, with another keeper; then with other engines.
+void expect_the_same_whoever_dies(const Daemon& daemon, const Models& models,
+                                  const std::map<std::string, Tokens>& expected) {
+  EXPECT_EQ(together(daemon, models, requests()), expected);
+  const std::uint64_t hits = daemon.stat()["hit_blocks"];
+  daemon.kill_keeper();
+  EXPECT_EQ(together(daemon, models, requests()), expected);
+  EXPECT_GT(daemon.stat()["hit_blocks"].get<std::uint64_t>(), hits + 3 * 12 * 4);
+  daemon.signal_engines(SIGKILL);
+  EXPECT_EQ(together(daemon, models, requests()), expected);
+  EXPECT_TRUE(daemon.fsck_is_clean());
+}
+
 TEST(SeveralModels, SayWhatEachSaysAlone) {
   const Models models;
   const auto expected = alone(models, requests());
   {
-    SCOPED_TRACE("everything cached the second time, with other engines and another keeper");
     const Daemon daemon(models.flags({"--engines", "2", "--kv-cache-memory-bytes", "16M"}));
-    EXPECT_EQ(together(daemon, models, requests()), expected);
-    const std::uint64_t hits = daemon.stat()["hit_blocks"];
-    daemon.kill_keeper();
-    EXPECT_EQ(together(daemon, models, requests()), expected);
-    EXPECT_GT(daemon.stat()["hit_blocks"].get<std::uint64_t>(), hits + 3 * 12 * 4);
-    const Json status = daemon.status();
-    for (const Json& engine : status["engines"]) signal_process(engine["pid"], SIGKILL);
-    EXPECT_EQ(together(daemon, models, requests()), expected);
-    EXPECT_TRUE(daemon.fsck_is_clean());
+    expect_the_same_whoever_dies(daemon, models, expected);
     EXPECT_EQ(model_row(daemon, "small")["block_size"], 32);
     EXPECT_EQ(model_row(daemon, "hybrid")["groups"], 2);
   }
@@ -48,16 +52,9 @@ TEST(SeveralModels, WithAdaptersSayWhatEachSaysAlone) {
   const Models models = adapters.models();
   const auto expected = alone(models, requests());
   const Daemon daemon(models.flags({"--engines", "2", "--kv-cache-memory-bytes", "24M"}));
-  EXPECT_EQ(together(daemon, models, requests()), expected);
-  const std::uint64_t hits = daemon.stat()["hit_blocks"];
-  daemon.kill_keeper();
-  EXPECT_EQ(together(daemon, models, requests()), expected);
-  EXPECT_GT(daemon.stat()["hit_blocks"].get<std::uint64_t>(), hits + 3 * 12 * 4);
-  const Json status = daemon.status();
-  for (const Json& engine : status["engines"]) signal_process(engine["pid"], SIGKILL);
-  EXPECT_EQ(together(daemon, models, requests()), expected);
-  EXPECT_TRUE(daemon.fsck_is_clean());
+  expect_the_same_whoever_dies(daemon, models, expected);
 
+  const Json status = daemon.status();
   std::map<std::string, Json> told;
   for (const Json& model : status["models"]) told[model["name"]] = model["adapters"];
   EXPECT_EQ(told["demo"], Json({"lawyer", "poet"}));

@@ -31,6 +31,7 @@
 #include "kvhive/client.hpp"
 #include "tools/bench/latency.hpp"
 #include "tools/bench/new_request.hpp"
+#include "tools/bench/paired.hpp"
 
 namespace kvhive::bench {
 namespace {
@@ -43,11 +44,6 @@ using Seconds = std::chrono::duration<double>;
 }
 
 double seconds_since(Clock::time_point start) { return Seconds(Clock::now() - start).count(); }
-
-double median_of(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 UniqueFd connect_to(std::uint16_t port) {
   UniqueFd socket_fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -278,7 +274,7 @@ void measure_beams(std::uint16_t port, std::uint32_t tokens, std::size_t rounds)
       ratios.push_back(times.back() / sampled);
     }
     std::printf("%3zu beams of %u tokens: %.1f ms, %.2f times as many sampled answers\n", width,
-                tokens, 1e3 * median_of(times), median_of(ratios));
+                tokens, 1e3 * median(times), median(ratios));
   }
 }
 
@@ -368,10 +364,10 @@ void measure_unread(std::uint16_t port, std::size_t count, std::size_t rounds, s
   std::printf("  others' first tokens beside %zu long streams, %zu rounds, medians:", count,
               rounds);
   for (std::size_t kind = 0; kind < 3; ++kind)
-    std::printf(" %s p50 %.2f, p99 %.2f ms;", kinds[kind].first, median_of(p50[kind]),
-                median_of(p99[kind]));
-  std::printf(" never read to read: p50 %.2f, p99 %.2f times\n", median_of(to_read[0]),
-              median_of(to_read[1]));
+    std::printf(" %s p50 %.2f, p99 %.2f ms;", kinds[kind].first, median(p50[kind]),
+                median(p99[kind]));
+  std::printf(" never read to read: p50 %.2f, p99 %.2f times\n", median(to_read[0]),
+              median(to_read[1]));
 }
 
 }  // namespace
