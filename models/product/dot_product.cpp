@@ -8,6 +8,7 @@
 
 #include "models/product/dot_product.hpp"
 
+#include "kernels/cpu/instructions/denormals.hpp"
 #include "kernels/cpu/instructions/vectors.hpp"
 
 namespace kvhive {
@@ -249,6 +250,7 @@ void multiply_task(const Task& args) {
 }
 
 void multiply(const ProductArgs& args) {
+  const WithoutDenormals none;
   const std::int64_t K = args.shape.K;
   multiply_task({reinterpret_cast<const std::uint16_t*>(args.packed) + args.first_row * K, args.w,
                  args.y, args.bias, args.shape.N, args.rows, args.columns, args.shape.K,

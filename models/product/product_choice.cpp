@@ -4,6 +4,7 @@
 
 #include "base/check.hpp"
 #include "kernels/cpu/instructions/cpu_kernels.hpp"
+#include "kernels/cpu/instructions/dot_way.hpp"
 #include "models/product/dot_product.hpp"
 #include "models/product/float_product.hpp"
 #include "models/product/tile_product.hpp"
@@ -106,7 +107,8 @@ const ProductKernel& product_kernel(Dtype dtype) {
   if (dtype != Dtype::bf16) return float_product(dtype);
   switch (cpu_kernels()) {
     case CpuKernels::amx: return tile_product();
-    case CpuKernels::avx512_bf16: return dot_product();
+    case CpuKernels::avx512_bf16:
+      return dot_way().way == DotWay::instruction ? dot_product() : float_product(dtype);
     default: return float_product(dtype);
   }
 }

@@ -12,8 +12,10 @@ namespace kvhive::testing_support {
 namespace {
 
 void use_functions(bool emulated) {
-  use_packed_functions(emulated ? emulated::kPackedDots : native::kPackedDots,
-                       emulated ? emulated::kPackedTiles : native::kPackedTiles);
+  use_packed_kernels(
+      emulated ? PackedKernels{emulated::kPackedDots, emulated_multiplied::kPackedDots,
+                               emulated::kPackedTiles}
+               : PackedKernels{native::kPackedDots, multiplied::kPackedDots, native::kPackedTiles});
   use_dot_product(emulated ? emulated::kDotProduct : native::kDotProduct);
   use_tile_product(emulated ? emulated::kTileProduct : native::kTileProduct);
 }
@@ -23,6 +25,7 @@ void use_functions(bool emulated) {
 std::string name_of(const Arithmetic& arithmetic) {
   std::string name(to_string(arithmetic.kernels));
   std::erase(name, '-');
+  if (arithmetic.dots == DotWay::multiplications) name += "_multiplied";
   return name + (arithmetic.is_emulated ? "_emulated" : "");
 }
 
@@ -33,6 +36,8 @@ std::vector<Arithmetic> all_arithmetics() {
   for (const CpuKernels kernels : kAllCpuKernels) {
     all.push_back({kernels, false});
     if (kernels >= CpuKernels::avx512_bf16) all.push_back({kernels, true});
+    if (kernels == CpuKernels::avx512_bf16)
+      all.push_back({kernels, false, DotWay::multiplications});
   }
   return all;
 }
@@ -43,11 +48,13 @@ bool runs_here(const Arithmetic& arithmetic) {
 
 ComputedBy::ComputedBy(const Arithmetic& arithmetic) : before_(cpu_kernels()) {
   use_functions(arithmetic.is_emulated);
+  force_dot_way(arithmetic.dots);
   use_cpu_kernels(arithmetic.kernels);
 }
 
 ComputedBy::~ComputedBy() {
   use_functions(false);
+  force_dot_way({});
   use_cpu_kernels(before_);
 }
 

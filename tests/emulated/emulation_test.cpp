@@ -13,7 +13,14 @@ namespace kvhive {
 namespace {
 
 /// What the elements are like.
-enum class Numbers { of_near_size, of_all_sizes, with_denormals, any_bits, small_results };
+enum class Numbers {
+  of_near_size,
+  of_all_sizes,
+  with_denormals,
+  any_bits,
+  small_results,
+  beside_the_smallest  ///< results that are the smallest normal number, or just too small
+};
 
 class Random {
  public:
@@ -35,6 +42,7 @@ class Random {
         return (bits & kExponent) == kExponent ? with_exponent(127) : bits;
       case Numbers::any_bits: return bits;
       case Numbers::small_results: return with_exponent(50 + random_() % 25);
+      case Numbers::beside_the_smallest: return with_exponent(50 + random_() % 4);
     }
     return 0;
   }
@@ -54,6 +62,9 @@ class Random {
         break;
       case Numbers::any_bits: break;
       case Numbers::small_results: with_exponent(random_() % 3); break;
+      case Numbers::beside_the_smallest:
+        bits = (bits & 0x80000000u) | (0x00800000u + bits % 3);
+        break;
     }
     float value;
     std::memcpy(&value, &bits, sizeof value);
@@ -118,10 +129,14 @@ TEST_P(Emulation, OfDotProductsHasTheBitsOfTheHardware) {
   for (int round = 0; round < 16 * kRounds; ++round) {
     TileOperation hardware;
     random_.fill(hardware);
-    TileOperation emulation = hardware;
+    TileOperation emulation = hardware, multiplied = hardware, both = hardware;
     native::multiply_pairs(hardware);
     emulated::multiply_pairs(emulation);
     ASSERT_EQ(differing_floats(hardware.sums, emulation.sums, 16), 0u) << "round " << round;
+    multiplied::multiply_pairs(multiplied);
+    ASSERT_EQ(differing_floats(hardware.sums, multiplied.sums, 16), 0u) << "round " << round;
+    emulated_multiplied::multiply_pairs(both);
+    ASSERT_EQ(differing_floats(hardware.sums, both.sums, 16), 0u) << "round " << round;
     std::memcpy(emulation.sums, hardware.sums, sizeof emulation.sums);  // a NaN's payload, too
     native::narrow(hardware);
     emulated::narrow(emulation);
@@ -132,7 +147,7 @@ TEST_P(Emulation, OfDotProductsHasTheBitsOfTheHardware) {
 INSTANTIATE_TEST_SUITE_P(Numbers, Emulation,
                          testing::Values(Numbers::of_near_size, Numbers::of_all_sizes,
                                          Numbers::with_denormals, Numbers::any_bits,
-                                         Numbers::small_results));
+                                         Numbers::small_results, Numbers::beside_the_smallest));
 
 }  // namespace
 }  // namespace kvhive

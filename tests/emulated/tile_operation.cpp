@@ -21,13 +21,6 @@ void multiply_tiles(TileOperation& operation) {
   KVHIVE_RELEASE_TILES();
 }
 
-void multiply_pairs(TileOperation& operation) {
-  const __m512 sums = _mm512_load_ps(reinterpret_cast<const float*>(operation.sums));
-  const __m512bh a = (__m512bh)_mm512_load_si512(operation.a);
-  const __m512bh b = (__m512bh)_mm512_load_si512(operation.b);
-  _mm512_store_ps(reinterpret_cast<float*>(operation.sums), _mm512_dpbf16_ps(sums, a, b));
-}
-
 void narrow(TileOperation& operation) {
   const __m512 values = _mm512_load_ps(reinterpret_cast<const float*>(operation.sums));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(operation.a), (__m256i)_mm512_cvtneps_pbh(values));

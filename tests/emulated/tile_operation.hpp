@@ -1,5 +1,6 @@
 #pragma once
-// One operation on tiles and one on vectors, by the hardware and emulated.
+// One operation on tiles and one on vectors, by the hardware and emulated. Dot products also by
+// multiplications.
 
 #include <cstdint>
 
@@ -21,6 +22,13 @@ void multiply_pairs(TileOperation& operation);
 /// The first line of sums, to bf16, in the first half of the first line of a.
 void narrow(TileOperation& operation);
 }  // namespace native
+
+namespace multiplied {
+void multiply_pairs(TileOperation& operation);
+}
+namespace emulated_multiplied {
+void multiply_pairs(TileOperation& operation);
+}
 
 namespace emulated {
 void multiply_tiles(TileOperation& operation);

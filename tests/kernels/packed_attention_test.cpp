@@ -416,7 +416,9 @@ constexpr Dtype kE4m3 = Dtype::e4m3, kE5m2 = Dtype::e5m2, kInt8 = Dtype::int8;
 INSTANTIATE_TEST_SUITE_P(
     Shapes, PackedAttention,
     testing::Combine(
-        testing::Values(Arithmetic{CpuKernels::avx512_bf16}, Arithmetic{CpuKernels::amx}),
+        testing::Values(Arithmetic{CpuKernels::avx512_bf16},
+                        Arithmetic{CpuKernels::avx512_bf16, false, DotWay::multiplications},
+                        Arithmetic{CpuKernels::amx}),
         testing::Values(Shape{8, 2, 128, 16, 0}, Shape{8, 2, 64, 32, 200}, Shape{3, 3, 32, 16, 0},
                         Shape{6, 2, 96, 64, 10}, Shape{10, 2, 192, 32, 0}, Shape{7, 1, 256, 16, 33},
                         Shape{72, 1, 64, 16, 0}, Shape{4, 4, 64, 48, 600},
@@ -435,6 +437,8 @@ INSTANTIATE_TEST_SUITE_P(
 INSTANTIATE_TEST_SUITE_P(
     Emulated, PackedAttention,
     testing::Combine(testing::Values(Arithmetic{CpuKernels::avx512_bf16, true},
+                                     Arithmetic{CpuKernels::avx512_bf16, true,
+                                                DotWay::multiplications},
                                      Arithmetic{CpuKernels::amx, true}),
                      testing::Values(Shape{3, 1, 64, 16, 0}, Shape{4, 2, 32, 32, 90},
                                      Shape{20, 1, 32, 16, 0, kE4m3, Scaling::token},
@@ -442,20 +446,24 @@ INSTANTIATE_TEST_SUITE_P(
                                      Shape{4, 2, 32, 32, 0, Dtype::bf16, Scaling::none, 90})),
     name_of_case);
 
-/// Emulated kernels give what those of the hardware give, for few rows and for many.
+/// Emulated kernels give what those of the hardware give, and dot products what multiplications
+/// give, for few rows and for many.
 TEST(PackedAttentionEmulation, HasTheBitsOfTheHardware) {
   for (const CpuKernels kernels : {CpuKernels::avx512_bf16, CpuKernels::amx})
     for (const Shape& shape : {Shape{4, 1, 64, 16, 0}, Shape{20, 1, 32, 32, 90},
                                Shape{4, 2, 96, 16, 0, kE5m2, Scaling::head},
                                Shape{4, 2, 32, 16, 0, kInt8, Scaling::token}}) {
       if (!runs_here({kernels})) continue;
-      std::vector<float> results[2];
-      for (const bool is_emulated : {false, true}) {
-        const ComputedBy computed_by({kernels, is_emulated});
-        Cache cache(shape, {650, 70});
-        results[is_emulated] = cache.attend({{0, 650, 1}, {1, 70, 70}, {0, 600, 40}}).out;
-      }
-      EXPECT_TRUE(same_bits(results[0], results[1])) << to_string(kernels);
+      std::vector<float> expected;
+      for (const DotWay dots : {DotWay::instruction, DotWay::multiplications})
+        for (const bool is_emulated : {false, true}) {
+          const Arithmetic arithmetic{kernels, is_emulated, dots};
+          const ComputedBy computed_by(arithmetic);
+          Cache cache(shape, {650, 70});
+          const auto out = cache.attend({{0, 650, 1}, {1, 70, 70}, {0, 600, 40}}).out;
+          if (expected.empty()) expected = out;
+          EXPECT_TRUE(same_bits(out, expected)) << name_of(arithmetic);
+        }
     }
 }
 

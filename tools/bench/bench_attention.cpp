@@ -12,9 +12,10 @@
 //   cache_write   the same, by cache_write_cpu into bf16; half the bytes read and written
 //
 // Usage: bench_attention [--only TEXT] [--format json] [--copy-way NAME] [--write-way NAME]
+//                        [--dot-way NAME]
 //
-// TEXT is a part of the cases' names. The ways are those of kernels/copy_way.hpp; without a name
-// the kernels measure and choose. The table ends with their choice.
+// TEXT is a part of the cases' names. The ways are those of kernels/copy_way.hpp and dot_way.hpp;
+// without a name the kernels measure and choose. The table ends with their choice.
 
 #include <immintrin.h>
 #include <omp.h>
@@ -42,6 +43,7 @@
 #include "kernels/block_copy.hpp"
 #include "kernels/cache_write.hpp"
 #include "kernels/copy_way.hpp"
+#include "kernels/cpu/instructions/dot_way.hpp"
 #include "kernels/paged_attention.hpp"
 
 namespace kvhive {
@@ -487,12 +489,12 @@ void print_table(const nlohmann::json& rows) {
 }
 
 template <class Way>
-void print_way(const char* what, const ChosenWay<Way>& chosen) {
+void print_way(const char* what, const ChosenWay<Way>& chosen, const char* unit) {
   const auto names = names_of(Way{});
   std::printf("%s: %s", what, std::string(to_string(chosen.way)).c_str());
   for (std::size_t i = 0; i < names.size() && chosen.rates[i] > 0; ++i)
-    std::printf("%s %s %.1f GB/s", i == 0 ? " of" : ",", std::string(names[i]).c_str(),
-                chosen.rates[i]);
+    std::printf("%s %s %.1f %s", i == 0 ? " of" : ",", std::string(names[i]).c_str(),
+                chosen.rates[i], unit);
   std::printf("\n");
 }
 
@@ -518,6 +520,8 @@ int main(int argc, char** argv) {
       wants_json = true;
     else if (flag == "--copy-way" && kvhive::force(kvhive::force_copy_way, value))
       continue;
+    else if (flag == "--dot-way" && kvhive::force(kvhive::force_dot_way, value))
+      continue;
     else if (flag == "--write-way" && kvhive::force(kvhive::force_write_way, value))
       continue;
     else
@@ -525,7 +529,8 @@ int main(int argc, char** argv) {
   }
   if (!is_understood) {
     std::fprintf(stderr,
-                 "usage: %s [--only TEXT] [--format json] [--copy-way NAME] [--write-way NAME]\n",
+                 "usage: %s [--only TEXT] [--format json] [--copy-way NAME] [--write-way NAME] "
+                 "[--dot-way NAME]\n",
                  argv[0]);
     return 2;
   }
@@ -535,7 +540,8 @@ int main(int argc, char** argv) {
     std::printf("%s\n", table.rows().dump(2).c_str());
   } else {
     kvhive::print_table(table.rows());
-    kvhive::print_way("block_copy", kvhive::copy_way());
-    kvhive::print_way("cache_write", kvhive::write_way());
+    kvhive::print_way("block_copy", kvhive::copy_way(), "GB/s");
+    kvhive::print_way("cache_write", kvhive::write_way(), "GB/s");
+    kvhive::print_way("dot product", kvhive::dot_way(), "a ns");
   }
 }

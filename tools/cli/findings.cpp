@@ -14,6 +14,7 @@
 #include "kernels/copy_way.hpp"
 #include "kernels/cpu/instructions/cpu_features.hpp"
 #include "kernels/cpu/instructions/cpu_kernels.hpp"
+#include "kernels/cpu/instructions/dot_way.hpp"
 #include "models/text/regex.hpp"
 
 namespace kvhive {
@@ -90,10 +91,10 @@ Finding arithmetic() {
 
 /// The way that is used, measured now, and the other.
 template <class Way>
-Finding moved(const char* topic, const ChosenWay<Way>& chosen) {
+Finding chosen_way(const char* topic, const ChosenWay<Way>& chosen, const char* unit) {
   const auto shown = [&](Way way) {
     char rate[32];
-    std::snprintf(rate, sizeof rate, " %.1f GB/s", chosen.rates[std::size_t(way)]);
+    std::snprintf(rate, sizeof rate, " %.1f %s", chosen.rates[std::size_t(way)], unit);
     return std::string(to_string(way)) + rate;
   };
   if (chosen.rates == std::array<double, 2>{}) return {topic, "as usual", Fitness::good, ""};
@@ -149,8 +150,9 @@ std::vector<Finding> examine_machine() {
                                    descriptors(),
                                    processors(),
                                    arithmetic(),
-                                   moved("block copies", copy_way()),
-                                   moved("cache writes", write_way()),
+                                   chosen_way("dot products", dot_way(), "a ns"),
+                                   chosen_way("block copies", copy_way(), "GB/s"),
+                                   chosen_way("cache writes", write_way(), "GB/s"),
                                    page_locks(),
                                    text()};
   for (Finding& finding : gpu()) findings.push_back(std::move(finding));

@@ -17,6 +17,7 @@
 #include "config/models/lora_modules.hpp"
 #include "config/process_limits.hpp"
 #include "kernels/copy_way.hpp"
+#include "kernels/cpu/instructions/dot_way.hpp"
 #include "models/fingerprint.hpp"
 #include "models/text/tokenizer_parser.hpp"
 #include "pool/processes/process_slot.hpp"
@@ -188,6 +189,7 @@ Expected<Engine::Computing> Engine::compute_on_cpu(Transformer model) {
   // Measured now: in the first copy it would make copies look expensive (CopyPolicy).
   copy_way();
   write_way();
+  dot_way();
   return Computing{
       std::make_unique<SwapperState>(memory_),
       std::make_unique<TransformerRunner>(std::move(model), memory_.arena(Tier::device),

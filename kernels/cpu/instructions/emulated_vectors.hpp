@@ -117,6 +117,14 @@ KVHIVE_LANES __m512i add_ints(__m512i a, __m512i b) {
   using Unsigned = std::uint32_t __attribute__((vector_size(64)));
   return as<__m512i>(as<Unsigned>(a) + as<Unsigned>(b));
 }
+KVHIVE_LANES __m512i shifted_up(__m512i x, int bits) { return as<__m512i>(as<Ints>(x) << bits); }
+KVHIVE_LANES __m512i ints_of_shorts(__m256i x) {
+  std::uint16_t shorts[16];
+  __builtin_memcpy(shorts, &x, sizeof shorts);
+  Ints r{};
+  for (int i = 0; i < 16; ++i) r[i] = shorts[i];
+  return as<__m512i>(r);
+}
 KVHIVE_LANES __m512i shifted_down(__m512i x, int bits) {
   using Unsigned = std::uint32_t __attribute__((vector_size(64)));
   return as<__m512i>(as<Unsigned>(x) >> bits);
@@ -388,7 +396,11 @@ KVHIVE_LANES __m256 half(__m512 x, int which) {
 #undef _mm512_packus_epi32
 #undef _mm512_shuffle_ps
 #undef _mm512_srli_epi32
+#undef _mm512_slli_epi32
+#undef _mm512_cvtepu16_epi32
 
+#define _mm512_slli_epi32(x, bits) ::kvhive::emulated_vectors::shifted_up(x, bits)
+#define _mm512_cvtepu16_epi32(x) ::kvhive::emulated_vectors::ints_of_shorts(x)
 #define _mm512_setzero_ps() ::kvhive::emulated_vectors::zero()
 #define _mm512_setzero_si512() ::kvhive::emulated_vectors::zero_bits()
 #define _mm512_set1_ps(x) ::kvhive::emulated_vectors::all_of(x)

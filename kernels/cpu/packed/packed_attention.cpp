@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/cpu/instructions/cpu_kernels.hpp"
+#include "kernels/cpu/instructions/dot_way.hpp"
 #include "kernels/cpu/plan/attention_state.hpp"
 #include "kernels/cpu/packed/packed_spans.hpp"
 
@@ -15,21 +16,24 @@ namespace {
 /// One thread's scratch: all parts in one aligned allocation.
 class ScratchMemory {
  public:
-  ScratchMemory(const PackedPlan& plan, std::int32_t head_size) {
+  ScratchMemory(const PackedPlan& plan, std::int32_t head_size, std::size_t number_bytes) {
     const std::size_t rows = plan.max_rows;
     const std::size_t head_rows = plan.max_head_rows;
     const std::size_t state = rows * packed_state_floats(head_size);
     const std::size_t wide_bytes =
         std::max<std::size_t>(kLeastWideBytes, 2 * kChunkTokens * std::size_t(head_size));
     ranges_.resize(head_rows);
-    floats_ = allocate_aligned<float>(2 * state + rows * kChunkTokens + rows * kChunkTokens / 2 +
-                                      rows * head_size / 2 + wide_bytes / sizeof(float));
+    const std::size_t weight_bytes = rows * kChunkTokens * number_bytes;
+    const std::size_t query_bytes = rows * head_size * number_bytes;
+    floats_ = allocate_aligned<float>(2 * state + rows * kChunkTokens +
+                                      (weight_bytes + query_bytes + wide_bytes) / sizeof(float));
     scratch_.span = floats_.get();
     scratch_.total = scratch_.span + state;
     scratch_.scores = scratch_.total + state;
-    scratch_.weights = reinterpret_cast<std::uint16_t*>(scratch_.scores + rows * kChunkTokens);
-    scratch_.q = scratch_.weights + rows * kChunkTokens;
-    scratch_.wide = reinterpret_cast<std::byte*>(scratch_.q + rows * head_size);
+    auto* const rest = reinterpret_cast<std::byte*>(scratch_.scores + rows * kChunkTokens);
+    scratch_.weights = rest;
+    scratch_.q = rest + weight_bytes;
+    scratch_.wide = rest + weight_bytes + query_bytes;
     scratch_.ranges = ranges_.data();
   }
 
@@ -41,13 +45,14 @@ class ScratchMemory {
   PackedScratch scratch_;
 };
 
-PackedFunctions& dot_functions() {
-  static PackedFunctions functions = native::kPackedDots;
-  return functions;
+PackedKernels& kernels() {
+  static PackedKernels all{native::kPackedDots, multiplied::kPackedDots, native::kPackedTiles};
+  return all;
 }
-PackedFunctions& tile_functions() {
-  static PackedFunctions functions = native::kPackedTiles;
-  return functions;
+
+const PackedFunctions& functions_in_use() {
+  if (cpu_kernels() == CpuKernels::amx) return kernels().tiles;
+  return dot_way().way == DotWay::instruction ? kernels().dots : kernels().multiplied_dots;
 }
 
 }  // namespace
@@ -65,14 +70,10 @@ bool packed_attention_takes(const PagedAttentionArgs& args) {
          cpu_kernels() >= CpuKernels::avx512_bf16;
 }
 
-void use_packed_functions(const PackedFunctions& dots, const PackedFunctions& tiles) {
-  dot_functions() = dots;
-  tile_functions() = tiles;
-}
+void use_packed_kernels(const PackedKernels& all) { kernels() = all; }
 
 void packed_attention(const PagedAttentionArgs& args) {
-  const PackedFunctions& functions =
-      cpu_kernels() == CpuKernels::amx ? tile_functions() : dot_functions();
+  const PackedFunctions& functions = functions_in_use();
   const PackedPlan plan = plan_packed_attention(args, omp_get_max_threads(), functions.head_rows);
   const Bf16OfCodes codes =
       args.kv.dtype == Dtype::bf16 ? Bf16OfCodes() : bf16_of_codes(args.kv.dtype);
@@ -80,7 +81,7 @@ void packed_attention(const PagedAttentionArgs& args) {
       static_cast<std::size_t>(plan.stored_states * packed_state_floats(args.kv.D)));
 #pragma omp parallel if (plan.items.size() > 1)
   {
-    const ScratchMemory memory(plan, args.kv.D);
+    const ScratchMemory memory(plan, args.kv.D, functions.number_bytes);
 #pragma omp for schedule(dynamic, 1) nowait
     for (const TileSpans& item : plan.items)
       functions.attend_spans(args, codes, plan.tiles[item.tile], item.first_span, item.end_span,

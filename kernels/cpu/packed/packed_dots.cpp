@@ -27,19 +27,26 @@ constexpr std::int32_t kFewRows =
 /// and 64 dims at a time.
 enum class Order { of_memory, of_dims };
 
-/// Two bf16 in all lanes.
-__m512bh pair_of(const std::uint16_t* elements) {
-  int bits;
-  __builtin_memcpy(&bits, elements, sizeof bits);
-  return (__m512bh)_mm512_set1_epi32(bits);
-}
+/// What is fetched while lines are used: 8-bit lines only, those of the next 4 token groups, or any
+/// lines of the next kv head. What is faster was measured on a Zen and on a Xeon, which also differ
+/// in the way of dot products.
+#ifdef KVHIVE_MULTIPLIED
+constexpr bool kFetchesNextHead = true;
+#else
+constexpr bool kFetchesNextHead = false;
+#endif
 
-/// K or V of 4 token groups of one kv head.
+/// K or V of 4 token groups of kv head h of the tile.
 struct Quad {
-  Quad(const std::byte* head, const std::int64_t* places, std::int64_t strip) : step(strip) {
+  Quad(const Chunk& chunk, const std::byte* plane, std::int32_t h, const std::int64_t* places,
+       std::int64_t strip)
+      : step(strip) {
+    const std::int64_t head = chunk.args.kv.head_stride;
+    const bool goes_on = kFetchesNextHead && h + 1 < chunk.tile.heads;
+    const std::int64_t back = kFetchesNextHead ? h * head : 0;  // to the first head
     for (std::int32_t j = 0; j < kQuad; ++j) {
-      at[j] = head + places[j];
-      ahead[j] = places[j + kQuad] - places[j];
+      at[j] = plane + places[j] + (chunk.tile.first_head + h) * head;
+      ahead[j] = goes_on ? head : places[j + kQuad] - places[j] - back;
     }
   }
   /// Reads widened lines, one group after the other; nothing needs to be prefetched.
@@ -51,9 +58,20 @@ struct Quad {
   }
 
   const std::byte* at[kQuad];
-  std::int64_t ahead[kQuad];  ///< bytes to the group that is read next, 4 groups later
+  std::int64_t ahead[kQuad];  ///< bytes to what is fetched: of the next head, or 4 groups later
   std::int64_t step;          ///< bytes from one strip of lines (32 dims of K, 16 of V) to the next
 };
+
+/// Loads two lines, and fetches those that are `ahead` bytes further on into L1.
+template <class Lines>
+TwoLines load_and_fetch(const Lines& lines, const std::byte* at, std::int64_t ahead) {
+  const TwoLines two = lines.load(at);
+  if constexpr (Lines::kBytes < kLineBytes || kFetchesNextHead)
+    _mm_prefetch(at + ahead, _MM_HINT_T0);
+  if constexpr (Lines::kBytes == kLineBytes && kFetchesNextHead)
+    _mm_prefetch(at + ahead + kLineBytes, _MM_HINT_T0);
+  return two;
+}
 
 /// Converts `count` lines of each of the quad's groups to bf16.
 template <class Lines>
@@ -68,8 +86,8 @@ void widen_quad(const Lines& lines, const Quad& quad, std::int32_t strips, std::
 
 /// scores[row][4 groups of 16 tokens] = q[row] . k, for kRows rows.
 template <int kRows, class Lines>
-void score_tile(const Lines& all_lines, const Quad& k, const std::uint16_t* q,
-                std::int32_t head_size, float* scores) {
+void score_tile(const Lines& all_lines, const Quad& k, const DotNumber* q, std::int32_t head_size,
+                float* scores) {
   const Lines lines = all_lines;
   __m512 sums[kRows][4];
 #pragma GCC unroll 4
@@ -86,13 +104,14 @@ void score_tile(const Lines& all_lines, const Quad& k, const std::uint16_t* q,
         two[j] = load_and_fetch(lines, k.at[j] + part + pair * Lines::kBytes, k.ahead[j]);
 #pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        const std::uint16_t* row = q + r * head_size + dim + 2 * pair;
-        const __m512bh first = pair_of(row), second = pair_of(row + 2);
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j) sums[r][j] = _mm512_dpbf16_ps(sums[r][j], first, two[j].first);
+        const DotNumber* row = q + r * head_size + dim + 2 * pair;
+        const DotPairs first = pair_of(row), second = pair_of(row + 2);
 #pragma GCC unroll 4
         for (int j = 0; j < 4; ++j)
-          sums[r][j] = _mm512_dpbf16_ps(sums[r][j], second, two[j].second);
+          sums[r][j] = add_dots(sums[r][j], first, pairs_of(two[j].first));
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j)
+          sums[r][j] = add_dots(sums[r][j], second, pairs_of(two[j].second));
       }
     }
   }
@@ -104,7 +123,7 @@ void score_tile(const Lines& all_lines, const Quad& k, const std::uint16_t* q,
 }
 
 template <class Lines>
-void score_rows(const Lines& lines, std::int32_t rows, const Quad& k, const std::uint16_t* q,
+void score_rows(const Lines& lines, std::int32_t rows, const Quad& k, const DotNumber* q,
                 std::int32_t head_size, float* scores) {
   switch (rows) {
     case 1: return score_tile<1>(lines, k, q, head_size, scores);
@@ -120,7 +139,7 @@ void score_rows(const Lines& lines, std::int32_t rows, const Quad& k, const std:
 /// token of kGroupsAtOnce token groups.
 template <int kRows, int kDims, int kGroupsAtOnce, class Lines>
 void accumulate_tile(const Lines& all_lines, const Quad& v, std::int32_t first_group,
-                     std::int64_t part, const std::uint16_t* weights, float* acc,
+                     std::int64_t part, const DotNumber* weights, float* acc,
                      std::int64_t acc_stride) {
   const Lines lines = all_lines;
   __m512 sums[kRows][kGroupsAtOnce][kDims];
@@ -144,14 +163,14 @@ void accumulate_tile(const Lines& all_lines, const Quad& v, std::int32_t first_g
     for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
       for (int i = 0; i < kGroupsAtOnce; ++i) {
-        const std::uint16_t* row = weights + r * kChunkTokens + i * kGroupTokens + 2 * pair;
-        const __m512bh first = pair_of(row), second = pair_of(row + 2);
+        const DotNumber* row = weights + r * kChunkTokens + i * kGroupTokens + 2 * pair;
+        const DotPairs first = pair_of(row), second = pair_of(row + 2);
 #pragma GCC unroll 4
         for (int j = 0; j < kDims; ++j)
-          sums[r][i][j] = _mm512_dpbf16_ps(sums[r][i][j], first, two[i][j].first);
+          sums[r][i][j] = add_dots(sums[r][i][j], first, pairs_of(two[i][j].first));
 #pragma GCC unroll 4
         for (int j = 0; j < kDims; ++j)
-          sums[r][i][j] = _mm512_dpbf16_ps(sums[r][i][j], second, two[i][j].second);
+          sums[r][i][j] = add_dots(sums[r][i][j], second, pairs_of(two[i][j].second));
       }
   }
 #pragma GCC unroll 4
@@ -168,7 +187,7 @@ void accumulate_tile(const Lines& all_lines, const Quad& v, std::int32_t first_g
 
 template <int kRows, int kDims, int kGroupsAtOnce, class Lines>
 void accumulate_dims(const Lines& lines, const Quad& v, std::int32_t first_group,
-                     std::int32_t head_size, const std::uint16_t* weights, float* acc) {
+                     std::int32_t head_size, const DotNumber* weights, float* acc) {
   const std::int64_t stride = packed_state_floats(head_size);
   std::int32_t dim = 0;
   for (; dim + 16 * kDims <= head_size; dim += 16 * kDims)
@@ -184,16 +203,16 @@ void accumulate_dims(const Lines& lines, const Quad& v, std::int32_t first_group
 /// they may be NaN.
 template <class Lines>
 void accumulate_part(const Lines& lines, const std::byte* v, std::int64_t step, KvRange tokens,
-                     std::int32_t head_size, const std::uint16_t* weights, float* acc) {
-  const auto masked = [&](__m512bh line, std::int32_t pair) {
-    return (__m512bh)_mm512_maskz_mov_epi16(elements_of(tokens, pair), (__m512i)line);
+                     std::int32_t head_size, const DotNumber* weights, float* acc) {
+  const auto masked = [&](__m512i line, std::int32_t pair) {
+    return pairs_of(_mm512_maskz_mov_epi16(elements_of(tokens, pair), line));
   };
   for (std::int32_t dim = 0; dim < head_size; dim += 16, v += step) {
     __m512 sum = _mm512_setzero_ps();
     for (std::int32_t pair = tokens.begin / 4 * 2; 2 * pair < tokens.end; pair += 2) {
       const TwoLines two = lines.load(v + pair * Lines::kBytes);
-      sum = _mm512_dpbf16_ps(sum, pair_of(weights + 2 * pair), masked(two.first, pair));
-      sum = _mm512_dpbf16_ps(sum, pair_of(weights + 2 * pair + 2), masked(two.second, pair + 1));
+      sum = add_dots(sum, pair_of(weights + 2 * pair), masked(two.first, pair));
+      sum = add_dots(sum, pair_of(weights + 2 * pair + 2), masked(two.second, pair + 1));
     }
     _mm512_storeu_ps(acc + dim, _mm512_add_ps(_mm512_loadu_ps(acc + dim), sum));
   }
@@ -208,8 +227,7 @@ KvRange within_group(KvRange range, std::int32_t i) {
 /// Adds 4 token groups to kRows rows; each row takes the tokens it sees.
 template <int kRows, class Lines>
 void accumulate_rows(const Lines& lines, const Quad& v, std::int32_t group, const KvRange* ranges,
-                     Order order, std::int32_t head_size, const std::uint16_t* weights,
-                     float* acc) {
+                     Order order, std::int32_t head_size, const DotNumber* weights, float* acc) {
   KvRange common = ranges[0];  // tokens that all rows see
   for (int r = 1; r < kRows; ++r)
     common = {larger(common.begin, ranges[r].begin), smaller(common.end, ranges[r].end)};
@@ -219,7 +237,7 @@ void accumulate_rows(const Lines& lines, const Quad& v, std::int32_t group, cons
 
   const std::int64_t stride = packed_state_floats(head_size);
   for (std::int32_t i = 0; i < 4; ++i) {
-    const std::uint16_t* group_weights = weights + i * kGroupTokens;
+    const DotNumber* group_weights = weights + i * kGroupTokens;
     const KvRange all = within_group(common, group + i);
     if (all.begin == 0 && all.end == kGroupTokens) {
       accumulate_dims<kRows, 4, 1>(lines, v, i, head_size, group_weights, acc);
@@ -237,7 +255,7 @@ void accumulate_rows(const Lines& lines, const Quad& v, std::int32_t group, cons
 template <class Lines>
 void accumulate(const Lines& lines, std::int32_t rows, const Quad& v, std::int32_t group,
                 const KvRange* ranges, Order order, std::int32_t head_size,
-                const std::uint16_t* weights, float* acc) {
+                const DotNumber* weights, float* acc) {
   switch (rows) {
     case 1: return accumulate_rows<1>(lines, v, group, ranges, order, head_size, weights, acc);
     case 2: return accumulate_rows<2>(lines, v, group, ranges, order, head_size, weights, acc);
@@ -265,7 +283,7 @@ void score_head(const Chunk& chunk, const Lines& lines, std::int32_t h, std::int
     if (chunk.scratch.ranges[r + count - 1].end <= group * kGroupTokens) continue;
     if (chunk.scratch.ranges[r].begin >= (group + 4) * kGroupTokens) continue;
     const std::int64_t row = h * chunk.head_rows + r;
-    score_rows(lines, count, k, chunk.scratch.q + row * head_size, head_size,
+    score_rows(lines, count, k, chunk.queries(row), head_size,
                chunk.scratch.scores + row * kChunkTokens + group * kGroupTokens);
   }
 }
@@ -275,8 +293,7 @@ void score_chunk(const Chunk& chunk, const Lines& lines) {
   const PagedKv& kv = chunk.args.kv;
   for_each_quad(chunk.visible, [&](std::int32_t group) {
     for (std::int32_t h = 0; h < chunk.tile.heads; ++h) {
-      const Quad k(kv.k + (chunk.tile.first_head + h) * kv.head_stride, &chunk.places.k[group],
-                   kv.S * Lines::kBytes);
+      const Quad k(chunk, kv.k, h, &chunk.places.k[group], kv.S * Lines::kBytes);
       if (!widens<Lines>(chunk.head_rows)) {
         score_head(chunk, lines, h, group, k);
         continue;
@@ -315,7 +332,7 @@ void accumulate_head(const Chunk& chunk, const Lines& lines, std::int32_t h, std
   for (std::int32_t r = 0; r < chunk.head_rows; r += 4) {
     const std::int64_t row = h * chunk.head_rows + r;
     accumulate(lines, smaller(4, chunk.head_rows - r), v, group, chunk.scratch.ranges + r, order,
-               head_size, chunk.scratch.weights + row * kChunkTokens + group * kGroupTokens,
+               head_size, chunk.weights(row) + group * kGroupTokens,
                state_at(chunk.states, row, head_size).acc);
   }
 }
@@ -325,8 +342,7 @@ void accumulate_chunk(const Chunk& chunk, const Lines& lines) {
   const PagedKv& kv = chunk.args.kv;
   for_each_quad(chunk.visible, [&](std::int32_t group) {
     for (std::int32_t h = 0; h < chunk.tile.heads; ++h) {
-      const Quad v(kv.v + (chunk.tile.first_head + h) * kv.head_stride, &chunk.places.v[group],
-                   kv.S / 2 * Lines::kBytes);
+      const Quad v(chunk, kv.v, h, &chunk.places.v[group], kv.S / 2 * Lines::kBytes);
       if (!widens<Lines>(chunk.head_rows)) {
         accumulate_head(chunk, lines, h, group, v);
         continue;
@@ -352,7 +368,7 @@ struct Dots {
 
 }  // namespace
 
-const PackedFunctions kPackedDots{attend_spans<Dots>, merge_spans, 64};
+const PackedFunctions kPackedDots{attend_spans<Dots>, merge_spans, 64, sizeof(DotNumber)};
 
 }  // namespace KVHIVE_INSTRUCTIONS
 }  // namespace kvhive

@@ -12,21 +12,21 @@ namespace {
 constexpr std::int32_t kLineBytes = 64;  ///< of a line of bf16
 
 struct TwoLines {
-  __m512bh first;
-  __m512bh second;
+  __m512i first;
+  __m512i second;
 };
 
 struct Bf16Lines {
   static constexpr std::int64_t kBytes = kLineBytes;
 
   TwoLines load(const std::byte* at) const {
-    return {(__m512bh)_mm512_loadu_si512(at), (__m512bh)_mm512_loadu_si512(at + kLineBytes)};
+    return {_mm512_loadu_si512(at), _mm512_loadu_si512(at + kLineBytes)};
   }
 };
 
 /// Makes two lines from the lower and the upper bytes of 64 bf16.
 TwoLines lines_of_halves(__m512i low, __m512i high) {
-  return {(__m512bh)_mm512_unpacklo_epi8(low, high), (__m512bh)_mm512_unpackhi_epi8(low, high)};
+  return {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
 }
 
 /// `high` with the sign bits of `codes`.
@@ -71,21 +71,13 @@ struct Int8Lines {
   Fp8Lines table;
 };
 
-/// Loads two lines. For 8-bit elements also prefetches the two lines `ahead` bytes further on.
-template <class Lines>
-TwoLines load_and_fetch(const Lines& lines, const std::byte* at, std::int64_t ahead) {
-  const TwoLines two = lines.load(at);
-  if constexpr (Lines::kBytes < kLineBytes) _mm_prefetch(at + ahead, _MM_HINT_T0);
-  return two;
-}
-
 /// Converts `count` lines to bf16.
 template <class Lines>
 void widen_lines(const Lines& lines, const std::byte* from, std::int32_t count, std::byte* to) {
   for (std::int32_t i = 0; i < count; i += 2) {
     const TwoLines two = lines.load(from + i * Lines::kBytes);
-    _mm512_storeu_si512(to + i * kLineBytes, (__m512i)two.first);
-    _mm512_storeu_si512(to + (i + 1) * kLineBytes, (__m512i)two.second);
+    _mm512_storeu_si512(to + i * kLineBytes, two.first);
+    _mm512_storeu_si512(to + (i + 1) * kLineBytes, two.second);
   }
 }
 

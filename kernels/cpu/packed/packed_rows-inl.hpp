@@ -5,6 +5,7 @@
 
 #include <math.h>
 
+#include "kernels/cpu/instructions/dots.hpp"
 #include "kernels/cpu/instructions/vectors.hpp"
 #include "kernels/cpu/packed/packed_lines-inl.hpp"
 #include "kernels/cpu/packed/packed_spans.hpp"
@@ -134,16 +135,12 @@ float max_of_row(KvRange range, const Scales& scales, const float* scores, float
   return _mm512_reduce_max_ps(maxima);
 }
 
-void store_weights(__m512 weights, std::uint16_t* to) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(weights));
-}
-
 /// Turns a row's visible scores, times k's scales, into weights relative to `max`, times v's
 /// scales; the weights of other tokens in the same groups become 0. Returns the sum of the weights
 /// without v's scales. Masks by selection, not by arithmetic: the score or scale of a token that is
 /// not visible may be NaN.
 float weigh_row(KvRange range, const Scales& scales, const float* scores, float max,
-                std::uint16_t* weights) {
+                DotNumber* weights) {
   const __m512 shift = _mm512_set1_ps(max);
   __m512 sums = _mm512_setzero_ps();
   const auto weight = [&](std::int32_t i) {
@@ -156,7 +153,7 @@ float weigh_row(KvRange range, const Scales& scales, const float* scores, float 
     for (std::int32_t i = 0; i < kGroups; ++i) {
       const __m512 one = weight(i);
       sums = _mm512_add_ps(sums, one);
-      store_weights(
+      store_numbers(
           scales.has_v ? _mm512_mul_ps(one, _mm512_load_ps(scales.v + i * kGroupTokens)) : one,
           weights + i * kGroupTokens);
     }
@@ -166,7 +163,7 @@ float weigh_row(KvRange range, const Scales& scales, const float* scores, float 
     const __mmask16 visible = visible_lanes(range, i);
     const __m512 one = _mm512_maskz_mov_ps(visible, weight(i));
     sums = _mm512_add_ps(sums, one);
-    store_weights(_mm512_maskz_mul_ps(visible, one, _mm512_load_ps(scales.v + i * kGroupTokens)),
+    store_numbers(_mm512_maskz_mul_ps(visible, one, _mm512_load_ps(scales.v + i * kGroupTokens)),
                   weights + i * kGroupTokens);
   }
   return _mm512_reduce_add_ps(sums);
@@ -226,13 +223,12 @@ std::int64_t place_of(const PagedAttentionArgs& args, const PackedTile& tile, st
 }
 
 void gather_queries(const PagedAttentionArgs& args, const PackedTile& tile, std::int64_t rows,
-                    std::uint16_t* to) {
+                    DotNumber* to) {
   const std::int32_t head_size = args.kv.D;
   for (std::int64_t row = 0; row < rows; ++row, to += head_size) {
     const float* from = static_cast<const float*>(args.q) + place_of(args, tile, row) * head_size;
     for (std::int32_t i = 0; i < head_size; i += 16)
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i),
-                          (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
+      store_numbers(_mm512_loadu_ps(from + i), to + i);
   }
 }
 
@@ -273,6 +269,13 @@ struct Chunk {
   KvRange visible;         ///< to at least one row, counted from the chunk's start
   std::int32_t head_rows;  ///< rows of one kv head
   float* states;           ///< [rows]
+
+  DotNumber* queries(std::int64_t row) const {
+    return static_cast<DotNumber*>(scratch.q) + row * args.kv.D;
+  }
+  DotNumber* weights(std::int64_t row) const {
+    return static_cast<DotNumber*>(scratch.weights) + row * kChunkTokens;
+  }
 };
 
 /// The elements of a line of V that belong to tokens of `range`. The line holds token pair `pair`.
@@ -342,7 +345,7 @@ void softmax_head(const Chunk& chunk, std::int32_t h, float factor, BeforeRow&& 
     for (std::int32_t r = 0; r < count; ++r) {
       before_row(first + r);
       const float sum = weigh_row(ranges[r], scales, scores + r * kChunkTokens, maxima[r],
-                                  chunk.scratch.weights + (row + r) * kChunkTokens);
+                                  chunk.weights(row + r));
       if (ranges[r].begin >= ranges[r].end) continue;
       const State state = state_at(chunk.states, row + r, head_size);
       scale_row(state.acc, head_size, shrinks[r]);
@@ -374,12 +377,13 @@ template <class Kind, class Lines>
 void attend_spans_of(const PagedAttentionArgs& args, const Lines& lines, const PackedTile& tile,
                      std::int32_t first_span, std::int32_t end_span, const PackedScratch& scratch,
                      float* stored) {
+  const WithoutDenormals none;
   bool is_first = true;
   const std::int32_t head_size = args.kv.D;
   const std::int64_t rows = rows_of(args, tile);
   const auto head_rows = static_cast<std::int32_t>(rows / tile.heads);
   const std::int32_t tile_span = tile.visible.begin / kSpanTokens;
-  gather_queries(args, tile, rows, scratch.q);
+  gather_queries(args, tile, rows, static_cast<DotNumber*>(scratch.q));
   clear(scratch.total, rows, head_size);
   for (std::int32_t span = first_span; span < end_span; ++span) {
     float* states =
@@ -419,6 +423,7 @@ void attend_spans(const PagedAttentionArgs& args, const Bf16OfCodes& codes, cons
 
 void merge_spans(const PagedAttentionArgs& args, const PackedTile& tile,
                  const PackedScratch& scratch, float* stored) {
+  const WithoutDenormals none;
   const std::int32_t head_size = args.kv.D;
   const std::int64_t rows = rows_of(args, tile);
   const std::int32_t spans =

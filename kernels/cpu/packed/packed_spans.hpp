@@ -14,9 +14,9 @@ inline constexpr std::size_t kLeastWideBytes = 16 << 10;
 
 /// One thread's memory: parts of one buffer, each aligned to 64 bytes.
 struct PackedScratch {
-  std::uint16_t* q = nullptr;        ///< [rows, D] bf16
-  float* scores = nullptr;           ///< [rows, kChunkTokens]
-  std::uint16_t* weights = nullptr;  ///< [rows, kChunkTokens] bf16
+  void* q = nullptr;        ///< [rows, D] numbers (DotNumber)
+  float* scores = nullptr;  ///< [rows, kChunkTokens]
+  void* weights = nullptr;  ///< [rows, kChunkTokens] numbers
   /// [kChunkTokens, D] elements that are converted or moved, at least kLeastWideBytes
   std::byte* wide = nullptr;
   KvRange* ranges = nullptr;  ///< [head rows] the part of the chunk that a row sees
@@ -40,19 +40,29 @@ struct PackedFunctions {
   /// Merges the states of a split tile and writes its results.
   void (*merge_spans)(const PagedAttentionArgs& args, const PackedTile& tile,
                       const PackedScratch& scratch, float* stored);
-  std::int32_t head_rows;  ///< query rows of one kv head that share a pass over its KV
+  std::int32_t head_rows;    ///< query rows of one kv head that share a pass over its KV
+  std::size_t number_bytes;  ///< of a query's element or a weight in the scratch
 };
 
 namespace native {
 extern const PackedFunctions kPackedDots;   ///< by bf16 dot products
 extern const PackedFunctions kPackedTiles;  ///< by tiles
 }  // namespace native
+namespace multiplied {
+extern const PackedFunctions kPackedDots;  ///< the same bits by multiplications (dots.hpp)
+}
 namespace emulated {  // in the library of the tests
 extern const PackedFunctions kPackedDots;
 extern const PackedFunctions kPackedTiles;
 }  // namespace emulated
+namespace emulated_multiplied {
+extern const PackedFunctions kPackedDots;
+}
 
+struct PackedKernels {
+  PackedFunctions dots, multiplied_dots, tiles;
+};
 /// For tests: what packed_attention() calls from now on.
-void use_packed_functions(const PackedFunctions& dots, const PackedFunctions& tiles);
+void use_packed_kernels(const PackedKernels& all);
 
 }  // namespace kvhive

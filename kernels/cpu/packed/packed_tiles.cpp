@@ -75,17 +75,17 @@ inline __attribute__((always_inline)) void move_values(const Lines& lines, const
 #pragma GCC unroll 4
     for (std::int32_t i = 0; i < kLines; i += 2) {
       const TwoLines two = lines.load(from + i * Lines::kBytes);
-      _mm512_store_si512(to + i * kLineBytes, (__m512i)two.first);
-      _mm512_store_si512(to + (i + 1) * kLineBytes, (__m512i)two.second);
+      _mm512_store_si512(to + i * kLineBytes, two.first);
+      _mm512_store_si512(to + (i + 1) * kLineBytes, two.second);
     }
     return;
   }
   for (std::int32_t i = 0; i < kLines; i += 2) {
     const TwoLines two = lines.load(from + i * Lines::kBytes);
     _mm512_store_si512(to + i * kLineBytes,
-                       _mm512_maskz_mov_epi16(elements_of(visible, i), (__m512i)two.first));
+                       _mm512_maskz_mov_epi16(elements_of(visible, i), two.first));
     _mm512_store_si512(to + (i + 1) * kLineBytes,
-                       _mm512_maskz_mov_epi16(elements_of(visible, i + 1), (__m512i)two.second));
+                       _mm512_maskz_mov_epi16(elements_of(visible, i + 1), two.second));
   }
 }
 
@@ -210,7 +210,7 @@ class Fetch {
 // ---- softmax ----
 
 /// Weights of the tokens that a row does not see, in the groups that some row sees.
-void clear_weights(const Chunk& chunk, KvRange range, std::uint16_t* weights) {
+void clear_weights(const Chunk& chunk, KvRange range, DotNumber* weights) {
   const std::int32_t first = chunk.visible.begin / kQuadTokens * kQuad;
   const std::int32_t end = (chunk.visible.end + kQuadTokens - 1) / kQuadTokens * kQuad;
   if (range.begin < (first + 1) * kGroupTokens && range.end > (end - 1) * kGroupTokens) return;
@@ -227,7 +227,7 @@ void weigh_head(const Chunk& chunk, std::int32_t h, F&& before_row) {
   softmax_head(chunk, h, chunk.args.scale * kLog2e, [&](std::int32_t r) {
     before_row();
     const std::int64_t row = std::int64_t{h} * chunk.head_rows + r;
-    clear_weights(chunk, chunk.scratch.ranges[r], chunk.scratch.weights + row * kChunkTokens);
+    clear_weights(chunk, chunk.scratch.ranges[r], chunk.weights(row));
   });
 }
 
@@ -299,7 +299,7 @@ void weigh_few(const Chunk& chunk, const Lines& all_lines, Fetch<Lines>& fetch) 
   if constexpr (kConverts) tiles.begin(convert);
   for (std::int32_t i = 0; i < visits.count; ++i) {
     const std::int32_t h = visits.head(i), quad = visits.quad(i);
-    const std::uint16_t* const q = chunk.scratch.q + std::int64_t{h} * rows * D;
+    const DotNumber* const q = chunk.queries(std::int64_t{h} * rows);
     const std::byte* const page = k_page(chunk, h);
     const std::byte* at[kQuad];
     for (std::int32_t j = 0; j < kQuad; ++j) at[j] = page + chunk.places.k[quad * kQuad + j];
@@ -353,8 +353,7 @@ void accumulate_few(const Chunk& chunk, const Lines& all_lines, Fetch<Lines>& fe
   tiles.begin(move);
   for (std::int32_t i = 0; i < visits.count; ++i) {
     const std::int32_t h = visits.head(i), quad = visits.quad(i);
-    const std::uint16_t* const weights =
-        chunk.scratch.weights + std::int64_t{h} * rows * kChunkTokens + quad * kQuadTokens;
+    const DotNumber* const weights = chunk.weights(std::int64_t{h} * rows) + quad * kQuadTokens;
     for (std::int32_t strip = 0; strip < D / 16; strip += 2) {
       float* const acc = state_at(chunk.states, h * rows, D).acc + 16 * strip;
       KVHIVE_TILE_LOAD(0, acc, 4 * stride);
@@ -415,7 +414,7 @@ void score_pair(const Chunk& chunk, std::int32_t h, RowTiles rows, std::int32_t 
                 const std::byte* k0, const std::byte* k1, std::int64_t step) {
   const std::int32_t D = chunk.args.kv.D;
   const std::int64_t row = std::int64_t{h} * chunk.head_rows + rows.first;
-  const std::uint16_t* q = chunk.scratch.q + row * D;
+  const DotNumber* q = chunk.queries(row);
   KVHIVE_TILE_ZERO(0);
   KVHIVE_TILE_ZERO(1);
   const bool has_two = rows.count > kFewRows;
@@ -497,7 +496,7 @@ void add_moved(const Chunk& chunk, std::int32_t h, RowTiles rows, KvRange visibl
   const std::int32_t D = chunk.args.kv.D;
   const std::int64_t row = std::int64_t{h} * chunk.head_rows + rows.first;
   const std::int64_t stride = packed_state_floats(D);
-  const std::uint16_t* const weights = chunk.scratch.weights + row * kChunkTokens;
+  const DotNumber* const weights = chunk.weights(row);
   const std::int32_t first = visible.begin / kPairTokens;
   const std::int32_t end = (visible.end + kPairTokens - 1) / kPairTokens;
   const bool has_two = rows.count > kFewRows;
@@ -604,7 +603,7 @@ struct Tiles {
 
 }  // namespace
 
-const PackedFunctions kPackedTiles{attend_spans<Tiles>, merge_spans, 128};
+const PackedFunctions kPackedTiles{attend_spans<Tiles>, merge_spans, 128, sizeof(DotNumber)};
 
 }  // namespace KVHIVE_INSTRUCTIONS
 }  // namespace kvhive

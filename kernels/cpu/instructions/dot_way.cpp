@@ -1,0 +1,94 @@
+#include "kernels/cpu/instructions/dot_way.hpp"
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <atomic>
+#include <ctime>
+
+#include "kernels/cpu/instructions/cpu_kernels.hpp"
+
+namespace kvhive {
+namespace {
+
+constexpr int kSteps = 2000, kSums = 16;
+/// What many rows must gain: weights become floats first, and few rows wait for memory either way.
+constexpr double kLeastGain = 1.5;
+
+/// CPU time of this thread. It stands still while another process has the core.
+double nanoseconds() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return 1e9 * static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec);
+}
+
+/// Zeros, of which the compiler does not know that they are.
+alignas(64) float zeros[kSums + 2][16];
+
+__attribute__((target("avx512f"))) inline void load(__m512 (&sums)[kSums]) {
+  asm volatile("" ::: "memory");
+#pragma GCC unroll 16
+  for (int i = 0; i < kSums; ++i) sums[i] = _mm512_load_ps(zeros[i]);
+}
+
+__attribute__((target("avx512f"))) inline void keep(const __m512 (&sums)[kSums]) {
+  __m512 sum = sums[0];
+#pragma GCC unroll 16
+  for (int i = 1; i < kSums; ++i) sum = _mm512_add_ps(sum, sums[i]);
+  asm volatile("" ::"v"(sum));
+}
+
+__attribute__((target("avx512f,avx512bf16"))) void run_instructions() {
+  __m512 sums[kSums];
+  load(sums);
+  const auto a = (__m512bh)_mm512_load_ps(zeros[kSums]);
+  const auto b = (__m512bh)_mm512_load_ps(zeros[kSums + 1]);
+  for (int step = 0; step < kSteps; ++step)
+#pragma GCC unroll 16
+    for (int i = 0; i < kSums; ++i) sums[i] = _mm512_dpbf16_ps(sums[i], a, b);
+  keep(sums);
+}
+
+__attribute__((target("avx512f"))) void run_multiplications() {
+  __m512 sums[kSums];
+  load(sums);
+  const __m512 a = _mm512_load_ps(zeros[kSums]), b = _mm512_load_ps(zeros[kSums + 1]);
+  for (int step = 0; step < kSteps; ++step)
+#pragma GCC unroll 16
+    for (int i = 0; i < kSums; ++i) sums[i] = _mm512_fmadd_ps(a, b, _mm512_fmadd_ps(b, a, sums[i]));
+  keep(sums);
+}
+
+/// By turns; the fastest run counts, because disturbances only slow a run down.
+ChosenWay<DotWay> measure() {
+  ChosenWay<DotWay> chosen;
+  if (!grants(CpuKernels::avx512_bf16)) return chosen;
+  constexpr int kRounds = 6;
+  for (int round = 0; round < kRounds; ++round)
+    for (std::size_t way = 0; way < chosen.rates.size(); ++way) {
+      const double start = nanoseconds();
+      (way == 0 ? run_instructions : run_multiplications)();
+      chosen.rates[way] =
+          std::max(chosen.rates[way], double{kSteps} * kSums / (nanoseconds() - start));
+    }
+  if (chosen.rates[1] >= kLeastGain * chosen.rates[0]) chosen.way = DotWay::multiplications;
+  return chosen;
+}
+
+constexpr int kNotForced = -1;
+std::atomic<int> forced_way{kNotForced};
+
+}  // namespace
+
+ChosenWay<DotWay> dot_way() {
+  if (const int forced = forced_way; forced != kNotForced)
+    return {.way = static_cast<DotWay>(forced)};
+  static const ChosenWay<DotWay> measured = measure();
+  return measured;
+}
+
+void force_dot_way(std::optional<DotWay> way) {
+  forced_way = way ? static_cast<int>(*way) : kNotForced;
+}
+
+}  // namespace kvhive

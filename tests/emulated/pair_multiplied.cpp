@@ -1,0 +1,2 @@
+#define KVHIVE_MULTIPLIED
+#include "tests/emulated/pair_operation.cpp"
