@@ -400,10 +400,11 @@ Expected<std::int32_t> Port::adapter_of(const std::string& name) const {
                               : "it was started without --lora-modules";
   else
     known = "it has " + known;
-  return failure(
-      Errc::not_found,
-      "adapter: " + (is_one_of_several ? "model '" + limits_.model + "'" : "the daemon") +
-          " has none of this name; " + known);
+  return failure(Errc::not_found,
+                 "adapter '" + name +
+                     "': " + (is_one_of_several ? "model '" + limits_.model + "'" : "the daemon") +
+                     " has none of this name; " + known +
+                     (is_one_of_several ? "; connect to the adapter's own model" : ""));
 }
 
 /// Puts the prompt into the submission; nothing, and the request is refused, if it is an error.

@@ -38,6 +38,14 @@ constexpr std::optional<Enum> value_named(std::string_view name) {
 /// it is not alike: half of its letters or more would have to change.
 std::string_view nearest_name(std::string_view wanted, std::span<const std::string_view> names);
 
+/// One of two ways to the same bytes, chosen by measuring.
+template <NamedEnum Way>
+struct ChosenWay {
+  Way way{};
+  /// How fast each way is, in the order of the enum; 0 if nothing was measured.
+  std::array<double, 2> rates{};
+};
+
 /// In which order the scheduler admits requests: by arrival, or by priority (lower first).
 enum class SchedulingPolicy : std::uint8_t { fcfs, priority };
 constexpr std::array<std::string_view, 2> names_of(SchedulingPolicy) {

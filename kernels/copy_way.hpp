@@ -25,14 +25,7 @@ enum class WriteWay : std::uint8_t {
 };
 constexpr std::array<std::string_view, 2> names_of(WriteWay) { return {"by_tokens", "by_lines"}; }
 
-template <class Way>
-struct ChosenWay {
-  Way way{};
-  /// GB/s of each way, in the order of the enum; 0 if nothing was measured.
-  std::array<double, 2> rates{};
-};
-
-/// The way that this process uses. The first call measures: about 5 ms. Thread-safe.
+/// The way that this process uses; rates in GB/s. The first call measures: about 5 ms. Thread-safe.
 ChosenWay<CopyWay> copy_way();
 /// The same; on a CPU without packed pages nothing is measured.
 ChosenWay<WriteWay> write_way();

@@ -146,9 +146,10 @@ Expected<RoomStatus> BlockManagerState::room_for(const Question& question, std::
   const Need need = need_of(sequence, start, config_.max_num_batched_tokens);
   const bool fits =
       running < config_.max_num_seqs && finds_room(need, question.domain, running == 0);
-  const std::size_t available =
-      std::min(pool_.available(Tier::device), pool_.available(Tier::device, question.domain)) +
-      tails_.kept(whose_tails_help(need.blocks, question.domain));
+  const std::size_t kept = tails_.kept(whose_tails_help(need.blocks, question.domain));
+  const std::size_t available = std::min({pool_.available(Tier::device) + kept,
+                                          pool_.available(Tier::device, question.domain) + kept,
+                                          pool_.capacity(Tier::device, question.domain)});
   cancel(start);
   return RoomStatus{fits ? AllocStatus::ok : AllocStatus::later,
                     static_cast<std::uint32_t>(need.blocks), static_cast<std::uint32_t>(available),
@@ -332,7 +333,7 @@ BlockManagerState::Start BlockManagerState::start_of(const Sequence& sequence,
   return start;
 }
 
-/// Of the block behind what was found, a tail may have some tokens.
+/// A tail may have some tokens of the block behind what was found.
 void BlockManagerState::find_tail(const Sequence& sequence, Start& start) {
   const std::size_t hit = start.found.hit;
   const std::size_t first = hit * tokens_per_block_;

@@ -63,6 +63,11 @@ struct BlockManagerConfig {
   bool single_flight = false;
   bool async_scheduling = false;  ///< plan_ahead() plans steps; then no request has guesses
   SingleFlight::Clock clock = monotonic_ns;
+  /// Tells the host's other engines whether something waits here for blocks
+  /// (ipc/channel/board.hpp).
+  std::function<void(bool)> tell_lack = [](bool) {};
+  /// Whether something waits for blocks at another engine.
+  std::function<bool()> do_others_lack = [] { return false; };
   SingleFlight::Stretch stretch{};
 };
 
@@ -186,7 +191,8 @@ class BlockManagerState {
     std::size_t copied_blocks = 0, tokens = 0;
   };
 
-  std::optional<DomainId> whose_tails_help(std::size_t blocks, DomainId domain) const;
+  Tails::Domains whose_tails_help(std::size_t blocks, DomainId domain) const;
+  void look_after_tails();
   bool give_up_tails(std::size_t blocks, DomainId domain);
   [[nodiscard]] Expected<std::vector<BlockId>> allocate(Round& round, std::size_t blocks,
                                                         DomainId domain);

@@ -33,11 +33,19 @@ void BlockManagerState::serve_running(Round& round) {
   round.running = static_cast<std::uint32_t>(round.request.running.size() - round.preempted.size());
 }
 
-/// Whose blocks that are kept for forks would make room: where a domain's maximum is what lacks,
-/// the domain's own, else all.
-std::optional<DomainId> BlockManagerState::whose_tails_help(std::size_t blocks,
-                                                            DomainId domain) const {
-  return pool_.lanes().is_at_maximum(domain, blocks) ? std::optional(domain) : std::nullopt;
+/// Domains whose tails make room for the domain, if they are given up: where its maximum is what
+/// lacks, its own, else also those of domains without a minimum, which the blocks may be part of.
+Tails::Domains BlockManagerState::whose_tails_help(std::size_t blocks, DomainId domain) const {
+  return [&lanes = pool_.lanes(), own = pool_.lanes().of(domain),
+          only_own = pool_.lanes().is_at_maximum(domain, blocks)](DomainId theirs) {
+    return lanes.of(theirs) == own || (!only_own && lanes.limits_of(theirs).min == 0);
+  };
+}
+
+/// Old ones are released, and all while another engine lacks blocks: it cannot ask for them.
+void BlockManagerState::look_after_tails() {
+  tails_.drop_old();
+  if (keeps_tails() && config_.do_others_lack()) tails_.drop();
 }
 
 /// Releases them, if that is enough for so many blocks. A sequence that is being admitted holds the

@@ -72,6 +72,7 @@ StepPlan BlockManagerState::plan(const StepRequest& request) {
   // nobody else.
   const bool concerns_all = round.lacks_blocks || !round.plan.swap_out.empty();
   if (round.preempted.empty() || !concerns_all) admit_waiting(round);
+  config_.tell_lack(round.lacks_blocks);
   round.plan.outcome.at_maximum.assign(round.at_maximum.begin(), round.at_maximum.end());
   demote(round);
   count_queues(round);
@@ -312,7 +313,7 @@ void BlockManagerState::apply_request(const StepRequest& request) {
     sequence.will_be_forked = added.will_be_forked;
     sequences_.emplace(added.seq, std::move(sequence));
   }
-  tails_.drop_old();
+  look_after_tails();
   for (const Drafts& drafts : request.drafts) sequences_.at(drafts.seq).drafts = drafts.tokens;
   for (const SeqId seq : request.ended) end(seq);
 }
@@ -356,7 +357,7 @@ void BlockManagerState::forget(SeqId seq) {
 /// Keeps the block that the sequence has filled in part, if others are to go on from there.
 void BlockManagerState::keep_tail(Sequence& sequence) {
   if (!sequence.will_be_forked || !config_.prefix_caching || sequence.is_swapped_out ||
-      sequence.embedded)
+      sequence.embedded || config_.do_others_lack())
     return;
   const std::size_t computed = sequence.computed;
   const std::size_t full = computed / tokens_per_block_, first = full * tokens_per_block_;

@@ -1,12 +1,13 @@
 #include "actors/prefix/tails.hpp"
 
 #include <algorithm>
+#include <map>
 
 namespace kvhive {
 
 void Tails::keep(const Place& place, std::span<const TokenId> tokens, std::vector<BlockId> blocks) {
   if (blocks.size() > most_) return pool_.release(blocks);
-  while (kept_ + blocks.size() > most_) drop_first();
+  while (kept_ + blocks.size() > most_) drop_of_largest();
   kept_ += blocks.size();
   tails_.push_back({place, {tokens.begin(), tokens.end()}, std::move(blocks), clock_() + kLife});
 }
@@ -22,20 +23,35 @@ std::optional<Tails::Found> Tails::find(const Place& place, std::span<const Toke
   return best.tokens != 0 ? std::optional(best) : std::nullopt;
 }
 
-std::size_t Tails::kept(std::optional<DomainId> domain) const {
-  if (!domain) return kept_;
+std::size_t Tails::kept(const Domains& is_one) const {
   std::size_t blocks = 0;
   for (const Tail& tail : tails_)
-    if (tail.place.parent.domain == *domain) blocks += tail.blocks.size();
+    if (is_one(tail.place.parent.domain)) blocks += tail.blocks.size();
   return blocks;
 }
 
-void Tails::drop(std::optional<DomainId> domain) {
+void Tails::drop(const Domains& is_one) {
   std::erase_if(tails_, [&](const Tail& tail) {
-    if (domain && tail.place.parent.domain != *domain) return false;
+    if (!is_one(tail.place.parent.domain)) return false;
     release(tail);
     return true;
   });
+}
+
+void Tails::drop() {
+  while (!tails_.empty()) drop_first();
+}
+
+/// The oldest of the domain that keeps most, so that none can push out those of others.
+void Tails::drop_of_largest() {
+  std::map<DomainId, std::size_t> kept;
+  for (const Tail& tail : tails_) kept[tail.place.parent.domain] += tail.blocks.size();
+  const DomainId largest =
+      std::ranges::max_element(kept, {}, &decltype(kept)::value_type::second)->first;
+  const auto oldest =
+      std::ranges::find(tails_, largest, [](const Tail& tail) { return tail.place.parent.domain; });
+  release(*oldest);
+  tails_.erase(oldest);
 }
 
 void Tails::drop_old() {

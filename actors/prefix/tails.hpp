@@ -7,9 +7,9 @@
 // sequences of one group; here each is a request that any engine may get. So the copy is made when
 // a child is admitted, and one that comes to another engine computes the block.
 //
-// Only sequences whose request says so leave a tail (GenerationParams::will_be_forked), and they
-// keep it a moment: it is memory that nobody else can have. Its owner gives it up when it lacks
-// blocks.
+// Only sequences whose request says so leave a tail (GenerationParams::will_be_forked), and it is
+// kept for a moment: it is memory that other engines cannot have. An engine gives its tails up when
+// it lacks blocks, or when another says that it does.
 
 #include <cstdint>
 #include <deque>
@@ -50,10 +50,14 @@ class Tails {
   void keep(const Place& place, std::span<const TokenId> tokens, std::vector<BlockId> blocks);
   /// The tail that has the most in common with `tokens`, which follow `place`.
   std::optional<Found> find(const Place& place, std::span<const TokenId> tokens) const;
-  /// How many blocks are kept: of one domain, or of all.
-  std::size_t kept(std::optional<DomainId> domain = {}) const;
+  /// How many blocks are kept.
+  std::size_t kept() const { return kept_; }
+  /// How many are of domains of which `is_one` is true.
+  using Domains = std::function<bool(DomainId)>;
+  std::size_t kept(const Domains& is_one) const;
   /// Releases them.
-  void drop(std::optional<DomainId> domain = {});
+  void drop(const Domains& is_one);
+  void drop();
   /// Releases those that have been kept long enough.
   void drop_old();
 
@@ -64,6 +68,7 @@ class Tails {
     std::vector<BlockId> blocks;
     std::uint64_t until;
   };
+  void drop_of_largest();
   void drop_first();
   void release(const Tail& tail);
 

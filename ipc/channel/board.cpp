@@ -20,6 +20,14 @@ void Board::look() {
   }
 }
 
+bool Board::do_others_lack(EngineLife self) const {
+  for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
+    const EngineLife engine{slot, rows_[slot].lacking.load(std::memory_order_relaxed)};
+    if (slot != self.slot && !is_dead(engine)) return true;
+  }
+  return false;
+}
+
 Board::Serving Board::serving(EngineLife self) const {
   Serving serving;
   const std::uint32_t model = rows_[self.slot].model.load(std::memory_order_relaxed);

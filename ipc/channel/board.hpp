@@ -47,6 +47,8 @@ struct alignas(64) BoardRow {
   std::atomic<std::uint64_t> hears;
   /// Which model it serves: engines of other models have other channels. Written before `serving`.
   std::atomic<std::uint32_t> model;
+  /// The life of the engine if something waits there for blocks; 0: nothing.
+  std::atomic<std::uint32_t> lacking;
 };
 static_assert(sizeof(BoardRow) == 64);
 inline constexpr std::size_t kBoardBytes = kMaxProcesses * sizeof(BoardRow);
@@ -121,6 +123,12 @@ class Board {
   void leave(EngineLife self) { rows_[self.slot].serving.store(0, std::memory_order_release); }
   /// The engine has done something.
   void beat(EngineLife self) { rows_[self.slot].beats.fetch_add(1, std::memory_order_relaxed); }
+  /// Something waits at `self` for blocks, or no longer.
+  void lack(EngineLife self, bool does) {
+    rows_[self.slot].lacking.store(does ? self.life : 0, std::memory_order_relaxed);
+  }
+  /// Whether something waits for blocks at another engine that lives.
+  bool do_others_lack(EngineLife self) const;
   EngineLoad load_of(EngineLife engine) const {
     return rows_[engine.slot].load.load(std::memory_order_relaxed);
   }

@@ -88,6 +88,7 @@ class Forks : public ::testing::Test {
     EXPECT_THAT(fsck(*memory_).violations, IsEmpty());
   }
 
+  bool do_others_lack_ = false, told_lack_ = false;
   BlockManagerConfig config_;
   std::array<BlockLimits, kLimitedDomains> limits_{};
   std::uint64_t now_ = 1;
@@ -189,6 +190,48 @@ TEST_F(Forks, OfManyParentsTheOldestAreForgotten) {
   EXPECT_EQ(found(sequence(13, joined(counting(300, 6), {77}), false)), 6u);
 }
 
+TEST_F(Forks, OfADomainWithManyParentsDoNotPushOutThoseOfOthers) {
+  make_pool(96);
+  parent(1, counting(100, 6));
+  for (std::uint64_t seq : {2, 3, 4, 5}) {
+    NewSequence of_other = sequence(seq, counting(TokenId(100 * seq), 6), true);
+    of_other.domain = DomainId{2};
+    admit({of_other});
+    end(seq);
+  }
+  admit({});
+  EXPECT_EQ(held(), 3u);
+  EXPECT_EQ(found(sequence(11, joined(counting(100, 6), {77}), false)), 6u);
+}
+
+/// Another engine cannot ask for what is kept here.
+TEST_F(Forks, AreNotAwaitedWhileAnotherEngineLacksBlocks) {
+  config_.do_others_lack = [this] { return do_others_lack_; };
+  config_.tell_lack = [this](bool lacks) { told_lack_ = lacks; };
+  make_pool();
+  parent(1, counting(0, 6));
+  admit({});
+  EXPECT_EQ(held(), 1u);
+  do_others_lack_ = true;
+  admit({});
+  EXPECT_EQ(held(), 0u);
+  parent(2, counting(1000, 6));
+  admit({});
+  EXPECT_EQ(held(), 0u);
+  EXPECT_FALSE(told_lack_);
+  // This one lacks them.
+  BlockPool peer(*memory_, ProcessSlot{1});
+  const auto taken = peer.allocate(Tier::device, 60).value();
+  admit({sequence(3, counting(2000, 3 * kSize), false)});
+  admit({sequence(4, counting(3000, 3 * kSize), false)}, {3});
+  EXPECT_TRUE(told_lack_);
+  peer.release(taken);
+  end(3);
+  end(4);
+  admit({});
+  EXPECT_FALSE(told_lack_);
+}
+
 TEST_F(Forks, TakeNoRoomFromWhatWaits) {
   parent(1, counting(0, 6));
   admit({sequence(2, counting(1000, 200), false)});
@@ -265,6 +308,25 @@ TEST_F(Forks, TakeNoRoomFromWhatAsks) {
   };
   EXPECT_EQ(asks(64).status, AllocStatus::ok);
   EXPECT_EQ(asks(64).available_blocks, 64u);
+  EXPECT_TRUE(manager_->keeps_tails());
+}
+
+/// A protected domain's tail becomes one of its idle blocks, which nobody else may take.
+TEST_F(Forks, OfADomainWithAMinimumMakeNoRoomForOthers) {
+  const DomainId guarded{2};
+  limits_[guarded.value].min = 40;
+  make_pool();
+  NewSequence of_guarded = sequence(1, counting(0, 6), true);
+  of_guarded.domain = guarded;
+  admit({of_guarded});
+  end(1);
+  admit({});
+  ASSERT_TRUE(manager_->keeps_tails());
+  const Question question{SeqId{9}, counting(1000, 24 * kSize)};
+  const RoomStatus room = *manager_->answer({{question}, 1}).given.at(0).room;
+  EXPECT_EQ(room.status, AllocStatus::ok);
+  EXPECT_EQ(room.available_blocks, 24u);
+  EXPECT_THAT(admit({sequence(2, counting(1000, 25 * kSize), false)}).outcome.admitted, IsEmpty());
   EXPECT_TRUE(manager_->keeps_tails());
 }
 

@@ -104,7 +104,9 @@ TEST(CApi, OfSeveralModelsEachHasItsAdapters) {
   EXPECT_EQ(answer(nullptr).finish, KVHIVE_FINISH_LENGTH);
   const kvhive_progress refused = answer("poet");
   EXPECT_EQ(refused.finish, KVHIVE_FINISH_ERROR);
-  EXPECT_STREQ(refused.error_text, "adapter: model 'b' has none of this name; it has clerk");
+  EXPECT_STREQ(refused.error_text,
+               "adapter 'poet': model 'b' has none of this name; it has clerk; connect to the "
+               "adapter's own model");
   kvhive_close(client);
 }
 

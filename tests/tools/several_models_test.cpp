@@ -75,10 +75,14 @@ TEST(SeveralModels, AnAdapterOfAnotherModelIsRefusedInALineThatNamesThisOnes) {
     return connect_to(daemon, model).generate(request)->error.text;
   };
   EXPECT_EQ(refused("demo", "clerk"),
-            "adapter: model 'demo' has none of this name; it has lawyer, poet");
-  EXPECT_EQ(refused("small", "poet"), "adapter: model 'small' has none of this name; it has clerk");
+            "adapter 'clerk': model 'demo' has none of this name; it has lawyer, poet; connect to "
+            "the adapter's own model");
+  EXPECT_EQ(refused("small", "poet"),
+            "adapter 'poet': model 'small' has none of this name; it has clerk; connect to the "
+            "adapter's own model");
   EXPECT_EQ(refused("hybrid", "poet"),
-            "adapter: model 'hybrid' has none of this name; --lora-modules names none for it");
+            "adapter 'poet': model 'hybrid' has none of this name; --lora-modules names none for "
+            "it; connect to the adapter's own model");
   EXPECT_EQ(refused("small", "clerk"), "");
 
   const std::string prompt = passage(0, 600);

@@ -242,7 +242,9 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
       .max_num_batched_tokens = options.max_num_batched_tokens,
       .long_prefill_token_threshold = options.long_prefill_token_threshold,
       .single_flight = options.single_flight,
-      .async_scheduling = options.async_scheduling && options.num_speculative_tokens == 0};
+      .async_scheduling = options.async_scheduling && options.num_speculative_tokens == 0,
+      .tell_lack = [this](bool lacks) { self_.board->lack(self_.life, lacks); },
+      .do_others_lack = [this] { return self_.board->do_others_lack(self_.life); }};
   parts.swapper = std::move(computing.swapper);
   parts.runner = std::move(computing.runner);
   const PromptLimits prompt{longest.tokens * longest_token_bytes(tokenizer_), longest.tokens,

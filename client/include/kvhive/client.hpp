@@ -218,7 +218,8 @@ struct GenerateRequest {
   std::uint32_t embedding_width = 0;
   /// Other requests go on from this one's tokens as soon as it has ended, as the beams of a search
   /// do. What an engine has computed of a block that is not full is then kept for a tenth of a
-  /// second, and copied for those that come to it, instead of being computed again.
+  /// second or two, if no engine lacks blocks, and copied for those that come to it, instead of
+  /// being computed again.
   bool will_be_forked = false;
 };
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <string_view>
 
-#include "kernels/copy_way.hpp"
+#include "config/choices.hpp"
 
 namespace kvhive {
 

@@ -1,8 +1,9 @@
 #pragma once
 // Dot products of pairs of bf16, in two ways with the same bits (payloads of NaN aside): by one
-// instruction (VDPBF16PS), or, in a source compiled with KVHIVE_MULTIPLIED, by two fused multiplications
-// of the floats that bf16 are. The instruction takes one cycle on a Zen, and on a Xeon as long as
-// four multiplications; a process takes what its CPU does faster (dot_way.hpp).
+// instruction (VDPBF16PS), or, in a source compiled with KVHIVE_MULTIPLIED, by two fused
+// multiplications of the floats that bf16 are. A Zen does as many of the one as of the other; the
+// instruction takes a Xeon as long as four multiplications. A process takes what its CPU does
+// faster (dot_way.hpp).
 //
 // The instruction multiplies the odd elements first, and takes and gives denormals as 0; so must
 // the thread (denormals.hpp). Of internal linkage (README.md).

@@ -88,6 +88,23 @@ TEST(Boards, EnginesOfAnotherModelHaveNoTurns) {
             (std::map<std::uint32_t, int>{{2, 100}, {3, 100}, {4, 100}}));
 }
 
+TEST(Boards, TellWhetherAnEngineThatLivesLacksBlocks) {
+  TestBoard board;
+  const EngineLife one = board.join(0, 0).life, other = board.join(1, 1).life;
+  EXPECT_FALSE(board->do_others_lack(one));
+  board->lack(other, true);
+  EXPECT_TRUE(board->do_others_lack(one));
+  EXPECT_FALSE(board->do_others_lack(other)) << "it knows itself";
+  board.end(1);
+  EXPECT_FALSE(board->do_others_lack(one));
+  const EngineLife next = board.join(1, 1).life;
+  EXPECT_FALSE(board->do_others_lack(one));
+  board->lack(next, true);
+  EXPECT_TRUE(board->do_others_lack(one));
+  board->lack(next, false);
+  EXPECT_FALSE(board->do_others_lack(one));
+}
+
 TEST(Boards, AMuchBusierEngineLeavesItsTurnsToOneThatHasRoom) {
   TestBoard board;
   const std::vector<Member> engines{board.join(0, 0), board.join(1, 1)};

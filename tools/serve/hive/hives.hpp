@@ -25,7 +25,7 @@ class Hives {
   /// Whether a daemon serves one of the domains, or why not.
   void look_for_daemon(Hive::Answer answer);
 
-  /// Of all domains, by the adapter's name.
+  /// Adds the requests of all domains to `counts`, by the adapter's name.
   void count_adapters(std::map<std::string, Hive::OfAdapter>& counts) const;
   std::size_t running() const;
   std::size_t waiting() const;
