@@ -311,23 +311,29 @@ TEST_F(Forks, TakeNoRoomFromWhatAsks) {
   EXPECT_TRUE(manager_->keeps_tails());
 }
 
-/// A protected domain's tail becomes one of its idle blocks, which nobody else may take.
+/// For each block that it holds less, one more of its cached blocks is protected.
 TEST_F(Forks, OfADomainWithAMinimumMakeNoRoomForOthers) {
   const DomainId guarded{2};
-  limits_[guarded.value].min = 40;
+  limits_[guarded.value].min = 20;
   make_pool();
-  NewSequence of_guarded = sequence(1, counting(0, 6), true);
+  NewSequence of_guarded = sequence(1, counting(0, 30 * kSize + 2), true);
   of_guarded.domain = guarded;
   admit({of_guarded});
   end(1);
-  admit({});
+  admit({sequence(2, counting(1000, 10 * kSize), false)});
   ASSERT_TRUE(manager_->keeps_tails());
-  const Question question{SeqId{9}, counting(1000, 24 * kSize)};
-  const RoomStatus room = *manager_->answer({{question}, 1}).given.at(0).room;
-  EXPECT_EQ(room.status, AllocStatus::ok);
-  EXPECT_EQ(room.available_blocks, 24u);
-  EXPECT_THAT(admit({sequence(2, counting(1000, 25 * kSize), false)}).outcome.admitted, IsEmpty());
+  const auto asks = [&](std::size_t blocks) {
+    const Question question{SeqId{9}, counting(2000, blocks * kSize)};
+    return *manager_->answer({{question}, 1}).given.at(0).room;
+  };
+  EXPECT_EQ(asks(34).status, AllocStatus::ok);
+  EXPECT_EQ(asks(35).status, AllocStatus::later);
+  EXPECT_EQ(asks(35).available_blocks, 34u);
+  EXPECT_THAT(admit({sequence(3, counting(2000, 35 * kSize), false)}, {2}).outcome.admitted,
+              IsEmpty());
   EXPECT_TRUE(manager_->keeps_tails());
+  end(2);
+  end(3);
 }
 
 /// The step ahead has filled the block with a token that nobody wants.
