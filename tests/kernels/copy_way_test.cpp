@@ -1,5 +1,8 @@
 #include "kernels/copy_way.hpp"
 
+#include "kernels/cpu/instructions/cpu_kernels.hpp"
+#include "kernels/cpu/instructions/dot_way.hpp"
+
 #include <gtest/gtest.h>
 #include <omp.h>
 
@@ -57,6 +60,28 @@ TEST(WriteWay, IsTheOneThatWasMeasuredToBeTheFastest) {
     expect_the_fastest(write_way());
   else
     EXPECT_EQ(write_way().rates[0], 0) << "there are no such pages on this CPU";
+}
+
+TEST(DotWay, IsMeasuredWhereTheInstructionIs) {
+  const ChosenWay<DotWay> chosen = dot_way();
+  for (const double rate : chosen.rates)
+    EXPECT_EQ(rate > 0, grants(CpuKernels::avx512_bf16)) << rate;
+  if (chosen.rates[1] < chosen.rates[0]) {
+    EXPECT_EQ(chosen.way, DotWay::instruction);
+  }
+  if (chosen.rates[1] > 1.6 * chosen.rates[0]) {
+    EXPECT_EQ(chosen.way, DotWay::multiplications);
+  }
+}
+
+TEST(DotWay, CanBeForced) {
+  const DotWay measured = dot_way().way;
+  for (const DotWay way : {DotWay::instruction, DotWay::multiplications}) {
+    force_dot_way(way);
+    EXPECT_EQ(dot_way().way, way);
+  }
+  force_dot_way({});
+  EXPECT_EQ(dot_way().way, measured);
 }
 
 TEST(WriteWay, CanBeForced) {

@@ -175,12 +175,19 @@ TEST(Matmul, UnalignedWeightsAreReadInPlace) {
   }
 }
 
+std::vector<float> times(float factor, std::vector<float> values) {
+  for (float& value : values) value *= factor;
+  return values;
+}
+
 /// Emulated kernels give what those of the hardware give, and multiplications what dot products
-/// give.
-TEST(Matmul, EmulationHasTheBitsOfTheHardware) {
-  const auto weights = store(random_floats(77 * 2100, 1), Dtype::bf16);
-  const auto x = random_floats(90 * 2100, 2);
-  const Matmul matmul({Dtype::bf16, 77, 2100, weights.bytes}, random_floats(77, 3));
+/// give, where products or their sums are denormals, too.
+class MatmulOfSize : public testing::TestWithParam<float> {};
+TEST_P(MatmulOfSize, HasTheSameBitsEmulatedAndMultiplied) {
+  const auto weights = store(times(GetParam(), random_floats(77 * 2100, 1)), Dtype::bf16);
+  const auto x = times(GetParam(), random_floats(90 * 2100, 2));
+  const auto bias = times(GetParam() * GetParam(), random_floats(77, 3));
+  const Matmul matmul({Dtype::bf16, 77, 2100, weights.bytes}, bias);
   for (const CpuKernels kernels : {CpuKernels::avx512_bf16, CpuKernels::amx})
     for (const std::size_t rows : {std::size_t{3}, std::size_t{20}, std::size_t{90}}) {
       if (!runs_here({kernels})) continue;
@@ -195,6 +202,7 @@ TEST(Matmul, EmulationHasTheBitsOfTheHardware) {
       }
     }
 }
+INSTANTIATE_TEST_SUITE_P(Sizes, MatmulOfSize, testing::Values(1.0f, 1e-18f, 1e-19f));
 
 TEST(Matmul, MovingKeepsOwnedWeights) {
   auto weights = store(random_floats(8 * 8, 1), Dtype::f16);
