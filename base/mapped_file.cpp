@@ -29,7 +29,10 @@ Expected<MappedFile> MappedFile::open(const std::filesystem::path& path) {
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) {
     if (errno == ENOENT)
-      return failure(Errc::not_found, path.string() + ": no such file; check the directory, or fetch the model or adapter again");
+      return failure(
+          Errc::not_found,
+          path.string() +
+              ": no such file; check the directory, or fetch the model or adapter again");
     return os_failure(path.string() + ": open");
   }
   auto bytes = map(descriptor, path.string());
