@@ -35,8 +35,13 @@ std::ostream& operator<<(std::ostream& out, const Scenario& s) {
 /// whole prefix, as vLLM's requests do.
 class Duet {
  public:
-  Duet(BlockPool& pool, Tier tier, const Scenario& scenario, std::mt19937& random)
-      : pool_(pool), tier_(tier), scenario_(scenario), random_(random), model_(make_model()) {}
+  Duet(BlockPool& pool, Tier tier, const Scenario& scenario, std::mt19937& random,
+       const std::shared_ptr<ModelPool::Contents>& contents)
+      : pool_(pool),
+        tier_(tier),
+        scenario_(scenario),
+        random_(random),
+        model_(make_model(contents)) {}
 
   void step() {
     // In phases of many hits and no evictions, new stamps overwrite the ring of hints.
@@ -81,11 +86,11 @@ class Duet {
     std::size_t published = 0;
   };
 
-  ModelPool make_model() const {
+  ModelPool make_model(const std::shared_ptr<ModelPool::Contents>& contents) const {
     const std::uint32_t device = scenario_.device_blocks;
     return tier_ == Tier::device
-               ? ModelPool(1, device, scenario_.policy)
-               : ModelPool(device, device + scenario_.host_blocks, scenario_.policy);
+               ? ModelPool(1, device, scenario_.policy, contents)
+               : ModelPool(device, device + scenario_.host_blocks, scenario_.policy, contents);
   }
   std::uint32_t below(std::uint32_t limit) {
     return std::uniform_int_distribution<std::uint32_t>(0, limit - 1)(random_);
@@ -135,8 +140,9 @@ class Duet {
     sequence.end = pool_.publish(sequence.end, blocks, names, tokens);
     sequence.tokens.insert(sequence.tokens.end(), tokens.begin(), tokens.end());
     const auto keys = keys_of(sequence.domain, sequence.tokens);
-    for (std::size_t i = 0; i < count; ++i)
-      model_.publish(blocks[i].value, keys[sequence.published + i]);
+    for (std::size_t i = sequence.published; i < sequence.published + count; ++i)
+      model_.publish(sequence.blocks[i].value, keys[i],
+                     i == 0 ? 0 : model_.uid_of(sequence.blocks[i - 1].value));
     sequence.published += count;
   }
 
@@ -236,8 +242,9 @@ TEST_P(PoolRandom, AgreesWithTheModelOfVllm) {
   occupy(memory, ProcessSlot{3});
   BlockPool pool(memory, ProcessSlot{3});
   std::mt19937 random(scenario.seed);
-  Duet device(pool, Tier::device, scenario, random);
-  Duet host(pool, Tier::host, scenario, random);
+  const auto contents = std::make_shared<ModelPool::Contents>();
+  Duet device(pool, Tier::device, scenario, random, contents);
+  Duet host(pool, Tier::host, scenario, random, contents);
 
   const std::uint64_t operations = random_steps(kUnderSanitizer ? 6'000 : 30'000);
   for (std::uint64_t operation = 0; operation < operations; ++operation) {
