@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
-
 #include <map>
 
 #include "actors/block_manager/block_manager_state.hpp"
