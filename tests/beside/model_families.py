@@ -33,7 +33,8 @@ MOST_WITH_EXPERTS = {"float32": 2e-5, "bfloat16": 5e-2}
 # A latent cache is of bfloat16 whatever the weights are. So transformers rounds latents, too, where kvhive stores them; a few are rounded the
 # other way. What that rounding does by itself to transformers' logits is a figure of its own.
 # A latent model's router narrows its choice by groups, and shared experts and a scale multiply what a turned choice does: with weights of
-# bfloat16 a few tokens are far off. So there the bound is for the median of the positions. The same with Llama 4, whose experts' inputs
+# bfloat16 a few tokens are far off. So there the bound is for the median of the positions. With weights of float32 one in 200 may be, where a
+# latent that is rounded the other way turns a choice: the bound is for 99 of 100 positions, each by itself. The median also with Llama 4, whose experts' inputs
 # are weighted each by itself: the second one counts as much as the first.
 MOST_WITH_LATENTS = {"float32": 2e-3, "bfloat16": 5e-2}
 failed = 0
@@ -107,8 +108,9 @@ def compare(name, dtype, folder, model, tokens):
     second, first = np.sort(want, axis=-1)[:, -2:].T
     sure = first - second > 4 * most * np.sqrt(np.mean(want**2, axis=-1))
     turns_much = (is_latent or "Llama 4" in name) and dtype == "bfloat16"
-    median = float(np.median(np.sqrt(np.mean((got - want)**2, axis=-1) / np.mean(want**2, axis=-1))))
-    bounded = median if turns_much else error
+    of_positions = np.sqrt(np.mean((got - want)**2, axis=-1) / np.mean(want**2, axis=-1))
+    median = float(np.median(of_positions))
+    bounded = median if turns_much else float(np.quantile(of_positions, 0.99)) if is_latent else error
     check(f"{name} in {dtype}: logits", bounded < most, bounded)
     # An expert that rounding put in another's place makes one token's logits others.
     of_sure = 1 if not has_experts or dtype == "float32" else 0.95 if turns_much else 0.98
