@@ -94,7 +94,7 @@ TEST_F(AskedDaemon, RefusesWhatARequestIsRefusedFor) {
     return refused.err;
   };
   EXPECT_THAT(error({"x", "--engine", "9"}), HasSubstr("engine 9 does not exist"));
-  EXPECT_THAT(error({"x", "--adapter", "y"}), HasSubstr("adapter: the daemon has none"));
+  EXPECT_THAT(error({"x", "--adapter", "y"}), HasSubstr("adapter 'y': the daemon has none"));
   EXPECT_THAT(error({"--prompt-tokens", "999999"}), HasSubstr("999999"));
   EXPECT_THAT(error({""}), HasSubstr("the prompt is empty"));
 }
