@@ -23,6 +23,7 @@
 #include "kernels/cpu/plan/attention_plan.hpp"
 #include "kernels/cpu/plan/attention_state.hpp"
 #include "kernels/cpu/element-inl.hpp"
+#include "kernels/cpu/instructions/fold-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvhive {
@@ -45,16 +46,6 @@ template <class Element>
 HWY_INLINE void prefetch_row(const std::byte* row, std::size_t elements) {
   for (std::size_t line = 0; line < elements * Element::kBytes; line += 64)
     hwy::Prefetch(row + line);
-}
-
-template <class D, class V>
-HWY_INLINE auto fold_to_four(D d, V v) {
-  if constexpr (hn::MaxLanes(d) <= 4) {
-    return v;
-  } else {
-    const hn::Half<D> half;
-    return fold_to_four(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
-  }
 }
 
 /// One vector of four: element i is the sum of all lanes of a_i.

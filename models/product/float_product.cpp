@@ -26,6 +26,7 @@
 #define HWY_TARGET_INCLUDE "models/product/float_product.cpp"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
+#include "kernels/cpu/instructions/fold-inl.hpp"
 
 #ifndef KVHIVE_FLOAT_PRODUCT_ONCE
 #define KVHIVE_FLOAT_PRODUCT_ONCE
@@ -202,22 +203,11 @@ HWY_INLINE void rows_of(const ProductArgs& args, std::int32_t first_row, std::in
 #if HWY_TARGET == HWY_SCALAR
 float folded(Sum v) { return hn::GetLane(v); }
 #else
-/// Adds up fours of lanes, each by each.
-template <class D, class V>
-HWY_INLINE auto over_fours(D d, V v) {
-  if constexpr (hn::MaxLanes(d) <= 4) {
-    return v;
-  } else {
-    const hn::Half<D> half;
-    return over_fours(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
-  }
-}
-
 /// The sum of all lanes, in the order of dot_product.cpp: within each four, then over the fours.
 HWY_INLINE float folded(Sum v) {
   v = hn::Add(v, hn::Shuffle1032(v));
   v = hn::Add(v, hn::Shuffle2301(v));
-  return hn::GetLane(over_fours(Floats(), v));
+  return hn::GetLane(fold_to_four(Floats(), v));
 }
 #endif
 

@@ -22,13 +22,18 @@ double nanoseconds() {
   return 1e9 * static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec);
 }
 
+alignas(64) constexpr float kZeros[16] = {};
+
 /// Zeros, of which the compiler does not know that they are.
-alignas(64) float zeros[kSums + 2][16];
+__attribute__((target("avx512f"))) inline __m512 zeros() {
+  const float* from = kZeros;
+  asm volatile("" : "+r"(from));
+  return _mm512_load_ps(from);
+}
 
 __attribute__((target("avx512f"))) inline void load(__m512 (&sums)[kSums]) {
-  asm volatile("" ::: "memory");
 #pragma GCC unroll 16
-  for (int i = 0; i < kSums; ++i) sums[i] = _mm512_load_ps(zeros[i]);
+  for (int i = 0; i < kSums; ++i) sums[i] = zeros();
 }
 
 __attribute__((target("avx512f"))) inline void keep(const __m512 (&sums)[kSums]) {
@@ -41,8 +46,7 @@ __attribute__((target("avx512f"))) inline void keep(const __m512 (&sums)[kSums])
 __attribute__((target("avx512f,avx512bf16"))) void run_instructions() {
   __m512 sums[kSums];
   load(sums);
-  const auto a = (__m512bh)_mm512_load_ps(zeros[kSums]);
-  const auto b = (__m512bh)_mm512_load_ps(zeros[kSums + 1]);
+  const auto a = (__m512bh)zeros(), b = (__m512bh)zeros();
   for (int step = 0; step < kSteps; ++step)
 #pragma GCC unroll 16
     for (int i = 0; i < kSums; ++i) sums[i] = _mm512_dpbf16_ps(sums[i], a, b);
@@ -52,7 +56,7 @@ __attribute__((target("avx512f,avx512bf16"))) void run_instructions() {
 __attribute__((target("avx512f"))) void run_multiplications() {
   __m512 sums[kSums];
   load(sums);
-  const __m512 a = _mm512_load_ps(zeros[kSums]), b = _mm512_load_ps(zeros[kSums + 1]);
+  const __m512 a = zeros(), b = zeros();
   for (int step = 0; step < kSteps; ++step)
 #pragma GCC unroll 16
     for (int i = 0; i < kSums; ++i) sums[i] = _mm512_fmadd_ps(a, b, _mm512_fmadd_ps(b, a, sums[i]));
