@@ -19,8 +19,8 @@ void BlockManagerState::admit_waiting(Round& round) {
     const Sequence& sequence = sequences_.at(seq);
     const std::size_t blocks = most_blocks(sequence.tokens.size());
     if (round.at_maximum.contains(sequence.domain)) continue;
-    if (round.lacks_blocks && pool_.lanes().count() == 1) return;
-    if (round.lacks_blocks && !pool_.lanes().is_within_minimum(sequence.domain, blocks)) continue;
+    if (round.lack.of_all && pool_.lanes().count() == 1) return;
+    if (round.lack.of_all && !pool_.lanes().is_within_minimum(sequence.domain, blocks)) continue;
     if (auto error = never_fits(sequence)) {
       round.plan.outcome.rejected.push_back({seq, std::move(*error)});
       continue;
@@ -28,10 +28,11 @@ void BlockManagerState::admit_waiting(Round& round) {
     switch (admit(round, seq)) {
       case Admitted::yes: ++round.running; break;
       case Admitted::no_room:
+        round.lack.add(pool_.lanes().of(sequence.domain));
         if (pool_.lanes().is_at_maximum(sequence.domain, blocks))
           round.at_maximum.insert(sequence.domain);
         else
-          round.lacks_blocks = true;
+          round.lack.of_all = true;
         break;
       case Admitted::waits: ++round.plan.outcome.waits_for_others; break;
       case Admitted::lost: round.plan.outcome.lost.push_back(seq); break;

@@ -38,6 +38,7 @@
 #include "actors/prefix/sequence_start.hpp"
 #include "actors/prefix/single_flight.hpp"
 #include "actors/prefix/tails.hpp"
+#include "ipc/channel/board.hpp"
 #include "actors/step_order.hpp"
 #include "base/stop_watch.hpp"
 #include "config/choices.hpp"
@@ -63,11 +64,10 @@ struct BlockManagerConfig {
   bool single_flight = false;
   bool async_scheduling = false;  ///< plan_ahead() plans steps; then no request has guesses
   SingleFlight::Clock clock = monotonic_ns;
-  /// Tells the host's other engines whether something waits here for blocks
-  /// (ipc/channel/board.hpp).
-  std::function<void(bool)> tell_lack = [](bool) {};
-  /// Whether something waits for blocks at another engine.
-  std::function<bool()> do_others_lack = [] { return false; };
+  /// Tells the host's other engines what waits here for blocks (ipc/channel/board.hpp).
+  std::function<void(const Lack&)> tell_lack = [](const Lack&) {};
+  /// What waits for blocks at other engines.
+  std::function<Lack()> others_lack = [] { return Lack{}; };
   SingleFlight::Stretch stretch{};
 };
 
@@ -192,6 +192,7 @@ class BlockManagerState {
   };
 
   Tails::Domains whose_tails_help(std::size_t blocks, DomainId domain) const;
+  Tails::Domains whose_tails_help(const Lack& others) const;
   void look_after_tails();
   bool give_up_tails(std::size_t blocks, DomainId domain);
   [[nodiscard]] Expected<std::vector<BlockId>> allocate(Round& round, std::size_t blocks,

@@ -20,7 +20,8 @@ struct BlockManagerState::Round {
   /// in this one.
   std::size_t leaving_blocks = 0;
   std::unordered_set<SeqId> preempted;
-  bool lacks_blocks = false;  ///< the pool, and not only a domain, has no room for more
+  /// For what there is no room. If it is of all, the pool has none, and not only a domain.
+  Lack lack{};
   /// Domains that have as many blocks as they may, all held: nothing of theirs is admitted.
   std::set<DomainId> at_maximum{};
   std::vector<Evicted> evicted;  ///< contents that this step's allocations evicted from the device

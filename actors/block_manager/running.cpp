@@ -42,10 +42,20 @@ Tails::Domains BlockManagerState::whose_tails_help(std::size_t blocks, DomainId 
   };
 }
 
-/// Old ones are released, and all while another engine lacks blocks: it cannot ask for them.
+/// The same for what other engines lack: tails of the domains whose requests wait there, and if the
+/// whole tier has too few blocks, of all but those that have no more than they are sure of.
+Tails::Domains BlockManagerState::whose_tails_help(const Lack& others) const {
+  return [&lanes = pool_.lanes(), others](DomainId theirs) {
+    return others.has(lanes.of(theirs)) || (others.of_all && !lanes.is_within_minimum(theirs, 0));
+  };
+}
+
+/// Old ones are released, and what would help another engine that lacks blocks: it cannot ask.
 void BlockManagerState::look_after_tails() {
   tails_.drop_old();
-  if (keeps_tails() && config_.do_others_lack()) tails_.drop();
+  if (!keeps_tails()) return;
+  if (const Lack others = config_.others_lack(); others != Lack{})
+    tails_.drop(whose_tails_help(others));
 }
 
 /// Releases them, if that is enough for so many blocks. A sequence that is being admitted holds the
@@ -135,11 +145,12 @@ bool BlockManagerState::make_room(Round& round, SeqId seq, Sequence& sequence, s
     }
     const bool is_at_maximum = pool_.lanes().is_at_maximum(sequence.domain, blocks);
     const auto victim = next_victim(round, seq, is_at_maximum);
+    round.lack.add(pool_.lanes().of(sequence.domain));
     if (!victim) return false;
     if (is_at_maximum)
       round.at_maximum.insert(sequence.domain);
     else
-      round.lacks_blocks = true;
+      round.lack.of_all = true;
     preempt(round, *victim);
     if (*victim == seq) return false;
   }

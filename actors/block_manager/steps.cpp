@@ -70,9 +70,9 @@ StepPlan BlockManagerState::plan(const StepRequest& request) {
   serve_running(round);
   // Not after a preemption, as vLLM does; but one that a domain's maximum has caused concerns
   // nobody else.
-  const bool concerns_all = round.lacks_blocks || !round.plan.swap_out.empty();
+  const bool concerns_all = round.lack.of_all || !round.plan.swap_out.empty();
   if (round.preempted.empty() || !concerns_all) admit_waiting(round);
-  config_.tell_lack(round.lacks_blocks);
+  config_.tell_lack(round.lack);
   round.plan.outcome.at_maximum.assign(round.at_maximum.begin(), round.at_maximum.end());
   demote(round);
   count_queues(round);
@@ -357,7 +357,7 @@ void BlockManagerState::forget(SeqId seq) {
 /// Keeps the block that the sequence has filled in part, if others are to go on from there.
 void BlockManagerState::keep_tail(Sequence& sequence) {
   if (!sequence.will_be_forked || !config_.prefix_caching || sequence.is_swapped_out ||
-      sequence.embedded || config_.do_others_lack())
+      sequence.embedded || whose_tails_help(config_.others_lack())(sequence.domain))
     return;
   const std::size_t computed = sequence.computed;
   const std::size_t full = computed / tokens_per_block_, first = full * tokens_per_block_;

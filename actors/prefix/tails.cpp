@@ -38,10 +38,6 @@ void Tails::drop(const Domains& is_one) {
   });
 }
 
-void Tails::drop() {
-  while (!tails_.empty()) drop_first();
-}
-
 /// The oldest of the domain that keeps most, so that none can push out those of others.
 void Tails::drop_of_largest() {
   std::map<DomainId, std::size_t> kept;

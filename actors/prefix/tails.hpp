@@ -57,7 +57,6 @@ class Tails {
   std::size_t kept(const Domains& is_one) const;
   /// Releases them.
   void drop(const Domains& is_one);
-  void drop();
   /// Releases those that have been kept long enough.
   void drop_old();
 

@@ -20,12 +20,28 @@ void Board::look() {
   }
 }
 
-bool Board::do_others_lack(EngineLife self) const {
-  for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
-    const EngineLife engine{slot, rows_[slot].lacking.load(std::memory_order_relaxed)};
-    if (slot != self.slot && !is_dead(engine)) return true;
+void Board::tell_lack(EngineLife self, const Lack& lack) {
+  std::atomic<ToldLack>& row = rows_[self.slot].lacking;
+  const ToldLack before = row.load(std::memory_order_relaxed);
+  ToldLack told;
+  if (lack != Lack{}) {
+    const std::uint16_t of_all = lack.of_all ? ToldLack::kOfAll : 0;
+    told = {self.life, static_cast<std::uint16_t>(lack.lanes | of_all),
+            static_cast<std::uint16_t>(before.count + 1)};
   }
-  return false;
+  if (told != before) row.store(told, std::memory_order_relaxed);
+}
+
+Lack Board::others_lack(EngineLife self, std::uint64_t now_ns) {
+  Lack all;
+  for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
+    const ToldLack told = rows_[slot].lacking.load(std::memory_order_relaxed);
+    SeenLack& seen = lacks_[slot];
+    if (told != seen.told) seen = {told, now_ns};
+    if (slot == self.slot || is_dead({slot, told.life})) continue;
+    if (now_ns - seen.since < kLackIsBelieved) all |= told.lack();
+  }
+  return all;
 }
 
 Board::Serving Board::serving(EngineLife self) const {

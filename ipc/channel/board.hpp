@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "base/memory_object.hpp"
+#include "base/stop_watch.hpp"
 #include "ipc/channel/slot_state.hpp"
 
 namespace kvhive {
@@ -35,6 +36,33 @@ struct alignas(8) EngineLoad {
 };
 static_assert(std::atomic<EngineLoad>::is_always_lock_free);
 
+/// For what an engine lacks blocks of the device tier.
+struct Lack {
+  std::uint16_t lanes = 0;  ///< bit i: for a request of lane i (pool/eviction/lanes.hpp)
+  bool of_all = false;      ///< the tier has too few; else a lane may have no more
+
+  void add(std::size_t lane) { lanes |= static_cast<std::uint16_t>(1u << lane); }
+  bool has(std::size_t lane) const { return (lanes >> lane & 1u) != 0; }
+  Lack& operator|=(const Lack& other) {
+    lanes |= other.lanes;
+    of_all |= other.of_all;
+    return *this;
+  }
+  friend bool operator==(const Lack&, const Lack&) = default;
+};
+
+/// The same on the board.
+struct alignas(8) ToldLack {
+  std::uint32_t life = 0;   ///< of the engine that lacks them; 0: none does
+  std::uint16_t lanes = 0;  ///< the highest bit: of_all
+  std::uint16_t count = 0;  ///< of what has been told
+
+  static constexpr std::uint16_t kOfAll = 1u << 15;
+  Lack lack() const { return {static_cast<std::uint16_t>(lanes & ~kOfAll), (lanes & kOfAll) != 0}; }
+  friend bool operator==(const ToldLack&, const ToldLack&) = default;
+};
+static_assert(std::atomic<ToldLack>::is_always_lock_free);
+
 struct alignas(64) BoardRow {
   /// The newest life of this slot that has ended; those before it have, too. Written by the keeper.
   std::atomic<std::uint32_t> ended;
@@ -47,8 +75,7 @@ struct alignas(64) BoardRow {
   std::atomic<std::uint64_t> hears;
   /// Which model it serves: engines of other models have other channels. Written before `serving`.
   std::atomic<std::uint32_t> model;
-  /// The life of the engine if something waits there for blocks; 0: nothing.
-  std::atomic<std::uint32_t> lacking;
+  std::atomic<ToldLack> lacking;  ///< told anew with each plan of a step while it lacks blocks
 };
 static_assert(sizeof(BoardRow) == 64);
 inline constexpr std::size_t kBoardBytes = kMaxProcesses * sizeof(BoardRow);
@@ -123,12 +150,12 @@ class Board {
   void leave(EngineLife self) { rows_[self.slot].serving.store(0, std::memory_order_release); }
   /// The engine has done something.
   void beat(EngineLife self) { rows_[self.slot].beats.fetch_add(1, std::memory_order_relaxed); }
-  /// Something waits at `self` for blocks, or no longer.
-  void lack(EngineLife self, bool does) {
-    rows_[self.slot].lacking.store(does ? self.life : 0, std::memory_order_relaxed);
-  }
-  /// Whether something waits for blocks at another engine that lives.
-  bool do_others_lack(EngineLife self) const;
+  /// What waits at `self` for blocks; nothing = no longer. To be told again as long as it waits.
+  void tell_lack(EngineLife self, const Lack& lack);
+  /// What other engines lack that live, and have told so in the last 10 s: one that is stopped
+  /// needs no blocks. Asked by one thread.
+  Lack others_lack(EngineLife self, std::uint64_t now_ns = monotonic_ns());
+  static constexpr std::uint64_t kLackIsBelieved = 10'000'000'000;
   EngineLoad load_of(EngineLife engine) const {
     return rows_[engine.slot].load.load(std::memory_order_relaxed);
   }
@@ -175,6 +202,12 @@ class Board {
   MappedMemory map_;
   BoardRow* rows_;
   std::array<Seen, kMaxProcesses> silent_{}, deaf_{};
+  /// What was seen last of what a process lacks, and since when.
+  struct SeenLack {
+    ToldLack told;
+    std::uint64_t since = 0;
+  };
+  std::array<SeenLack, kMaxProcesses> lacks_{};
 };
 
 }  // namespace kvhive

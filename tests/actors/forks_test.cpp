@@ -75,6 +75,10 @@ class Forks : public ::testing::Test {
     return plan.outcome.admitted.at(0).cached_tokens;
   }
 
+  void listen_to_others() {
+    config_.others_lack = [this] { return others_lack_; };
+    config_.tell_lack = [this](const Lack& lack) { told_lack_ = lack; };
+  }
   std::size_t held() const {
     return pool_->capacity(Tier::device) - pool_->available(Tier::device);
   }
@@ -88,7 +92,7 @@ class Forks : public ::testing::Test {
     EXPECT_THAT(fsck(*memory_).violations, IsEmpty());
   }
 
-  bool do_others_lack_ = false, told_lack_ = false;
+  Lack others_lack_, told_lack_;
   BlockManagerConfig config_;
   std::array<BlockLimits, kLimitedDomains> limits_{};
   std::uint64_t now_ = 1;
@@ -206,30 +210,81 @@ TEST_F(Forks, OfADomainWithManyParentsDoNotPushOutThoseOfOthers) {
 
 /// Another engine cannot ask for what is kept here.
 TEST_F(Forks, AreNotAwaitedWhileAnotherEngineLacksBlocks) {
-  config_.do_others_lack = [this] { return do_others_lack_; };
-  config_.tell_lack = [this](bool lacks) { told_lack_ = lacks; };
+  listen_to_others();
   make_pool();
   parent(1, counting(0, 6));
   admit({});
   EXPECT_EQ(held(), 1u);
-  do_others_lack_ = true;
+  others_lack_.of_all = true;
   admit({});
   EXPECT_EQ(held(), 0u);
   parent(2, counting(1000, 6));
   admit({});
   EXPECT_EQ(held(), 0u);
-  EXPECT_FALSE(told_lack_);
+  EXPECT_EQ(told_lack_, Lack{});
   // This one lacks them.
   BlockPool peer(*memory_, ProcessSlot{1});
   const auto taken = peer.allocate(Tier::device, 60).value();
   admit({sequence(3, counting(2000, 3 * kSize), false)});
   admit({sequence(4, counting(3000, 3 * kSize), false)}, {3});
-  EXPECT_TRUE(told_lack_);
+  EXPECT_TRUE(told_lack_.of_all);
   peer.release(taken);
   end(3);
   end(4);
   admit({});
-  EXPECT_FALSE(told_lack_);
+  EXPECT_EQ(told_lack_, Lack{});
+}
+
+/// Its maximum counts what all engines keep for it.
+TEST_F(Forks, OfADomainAtItsMaximumElsewhereAreGivenUpAndThoseOfOthersAreNot) {
+  limits_[2] = {0, 4};
+  listen_to_others();
+  make_pool();
+  const auto keeps_one_of_each = [&](std::uint64_t first) {
+    for (const std::uint64_t seq : {first, first + 1}) {
+      NewSequence one = sequence(seq, counting(TokenId(100 * seq), 6), true);
+      one.domain = DomainId{static_cast<std::uint16_t>(1 + seq - first)};
+      admit({one});
+      end(seq);
+    }
+    admit({});
+    return held();
+  };
+  EXPECT_EQ(keeps_one_of_each(1), 2u);
+  others_lack_.add(pool_->lanes().of(DomainId{2}));
+  admit({});
+  EXPECT_EQ(held(), 1u);
+  EXPECT_EQ(keeps_one_of_each(3), 2u) << "none of the second domain's is kept now";
+
+  // This engine tells the same: the domain has four blocks, and another engine holds them.
+  others_lack_ = {};
+  BlockPool peer(*memory_, ProcessSlot{1});
+  const auto taken = peer.allocate(Tier::device, 4, DomainId{2}).value();
+  NewSequence waits = sequence(10, counting(5000, 6), false);
+  waits.domain = DomainId{2};
+  admit({sequence(9, counting(4000, 6), false)});
+  EXPECT_THAT(admit({waits}, {9}).outcome.admitted, IsEmpty());
+  EXPECT_TRUE(told_lack_.has(pool_->lanes().of(DomainId{2})));
+  EXPECT_FALSE(told_lack_.of_all);
+  peer.release(taken);
+  end(9);
+  end(10);
+  admit({});
+  EXPECT_EQ(told_lack_, Lack{});
+}
+
+/// To give them up would make no room for anybody else.
+TEST_F(Forks, OfADomainThatHasNoMoreThanItsMinimumStayWhileAnotherLacksBlocks) {
+  limits_[2] = {8, 0};
+  listen_to_others();
+  make_pool();
+  NewSequence sure = sequence(1, counting(0, 6), true);
+  sure.domain = DomainId{2};
+  admit({sure});
+  end(1);
+  others_lack_.of_all = true;
+  admit({});
+  EXPECT_EQ(held(), 1u);
 }
 
 TEST_F(Forks, TakeNoRoomFromWhatWaits) {

@@ -367,7 +367,7 @@ TEST_P(RingRandomForks, EveryRequestGetsTheOraclesTokensAndNoBlockIsLost) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, RingRandomForks, ::testing::Range<std::size_t>(0, std::size(kMixes)),
-                         [](const auto& info) { return std::string(kMixes[info.param].name); });
+                         [](const auto& mix) { return std::string(kMixes[mix.param].name); });
 
 INSTANTIATE_TEST_SUITE_P(
     All, RingRandomGroups,

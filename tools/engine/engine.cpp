@@ -15,7 +15,7 @@
 #include "base/logging/log_limit.hpp"
 #include "config/models/hosted_models.hpp"
 #include "config/models/lora_modules.hpp"
-#include "config/process_limits.hpp"
+#include "config/machine/process_limits.hpp"
 #include "kernels/copy_way.hpp"
 #include "kernels/cpu/instructions/dot_way.hpp"
 #include "models/fingerprint.hpp"
@@ -218,21 +218,22 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
   const LongestRequest longest = longest_request(options, config, memory_.geometry(), self_.model);
   RingParts parts;
   parts.pool = pool_.get();
-  parts.scheduler = {
-      options.scheduling_policy,
-      options.max_num_seqs,
-      options.max_num_batched_tokens,
-      longest.tokens,
-      longest.bound,
-      static_cast<std::uint32_t>(config.vocab_size),
-      config.eos,
-      &tokenizer_,
-      [this](EngineLoad load) {
-        if (is_draining_) load.room = 0;
-        self_.board->tell_load(self_.life, load);
-      },
-      {options.num_speculative_tokens, options.prompt_lookup_max, options.prompt_lookup_min},
-      options.max_queued_tokens};
+  parts.scheduler = {.policy = options.scheduling_policy,
+                     .max_num_seqs = options.max_num_seqs,
+                     .max_num_batched_tokens = options.max_num_batched_tokens,
+                     .max_model_len = longest.tokens,
+                     .length_bound = longest.bound,
+                     .vocab_size = static_cast<std::uint32_t>(config.vocab_size),
+                     .eos_token_ids = config.eos,
+                     .tokenizer = &tokenizer_,
+                     .tell_load =
+                         [this](EngineLoad load) {
+                           if (is_draining_) load.room = 0;
+                           self_.board->tell_load(self_.life, load);
+                         },
+                     .lookup = {options.num_speculative_tokens, options.prompt_lookup_max,
+                                options.prompt_lookup_min},
+                     .max_queued_tokens = options.max_queued_tokens};
   parts.block_manager = {
       .prefix_caching = options.enable_prefix_caching,
       .retention = options.prefix_cache_retention_interval,
@@ -243,8 +244,8 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
       .long_prefill_token_threshold = options.long_prefill_token_threshold,
       .single_flight = options.single_flight,
       .async_scheduling = options.async_scheduling && options.num_speculative_tokens == 0,
-      .tell_lack = [this](bool lacks) { self_.board->lack(self_.life, lacks); },
-      .do_others_lack = [this] { return self_.board->do_others_lack(self_.life); }};
+      .tell_lack = [this](const Lack& lack) { self_.board->tell_lack(self_.life, lack); },
+      .others_lack = [this] { return self_.board->others_lack(self_.life); }};
   parts.swapper = std::move(computing.swapper);
   parts.runner = std::move(computing.runner);
   const PromptLimits prompt{longest.tokens * longest_token_bytes(tokenizer_), longest.tokens,

@@ -91,18 +91,46 @@ TEST(Boards, EnginesOfAnotherModelHaveNoTurns) {
 TEST(Boards, TellWhetherAnEngineThatLivesLacksBlocks) {
   TestBoard board;
   const EngineLife one = board.join(0, 0).life, other = board.join(1, 1).life;
-  EXPECT_FALSE(board->do_others_lack(one));
-  board->lack(other, true);
-  EXPECT_TRUE(board->do_others_lack(one));
-  EXPECT_FALSE(board->do_others_lack(other)) << "it knows itself";
+  const Lack all{0, true};
+  EXPECT_EQ(board->others_lack(one), Lack{});
+  board->tell_lack(other, all);
+  EXPECT_EQ(board->others_lack(one), all);
+  EXPECT_EQ(board->others_lack(other), Lack{}) << "it knows itself";
   board.end(1);
-  EXPECT_FALSE(board->do_others_lack(one));
+  EXPECT_EQ(board->others_lack(one), Lack{});
   const EngineLife next = board.join(1, 1).life;
-  EXPECT_FALSE(board->do_others_lack(one));
-  board->lack(next, true);
-  EXPECT_TRUE(board->do_others_lack(one));
-  board->lack(next, false);
-  EXPECT_FALSE(board->do_others_lack(one));
+  EXPECT_EQ(board->others_lack(one), Lack{});
+  board->tell_lack(next, all);
+  EXPECT_EQ(board->others_lack(one), all);
+  board->tell_lack(next, {});
+  EXPECT_EQ(board->others_lack(one), Lack{});
+}
+
+TEST(Boards, TellForWhomBlocksLackAtAnyEngine) {
+  TestBoard board;
+  const EngineLife one = board.join(0, 0).life;
+  Lack third, eighth;
+  third.add(3);
+  eighth.add(8);
+  board->tell_lack(board.join(1, 1).life, third);
+  board->tell_lack(board.join(2, 2).life, eighth);
+  const Lack both = board->others_lack(one);
+  for (std::size_t lane = 0; lane < 15; ++lane)
+    EXPECT_EQ(both.has(lane), lane == 3 || lane == 8) << lane;
+  EXPECT_FALSE(both.of_all);
+}
+
+/// It needs no blocks before it goes on, and then it tells again.
+TEST(Boards, AnEngineThatIsStoppedLacksNothingAfterAWhile) {
+  TestBoard board;
+  const EngineLife one = board.join(0, 0).life, other = board.join(1, 1).life;
+  const Lack all{0, true};
+  board->tell_lack(other, all);
+  EXPECT_EQ(board->others_lack(one, 1), all);
+  EXPECT_EQ(board->others_lack(one, Board::kLackIsBelieved), all);
+  EXPECT_EQ(board->others_lack(one, Board::kLackIsBelieved + 1), Lack{});
+  board->tell_lack(other, all);
+  EXPECT_EQ(board->others_lack(one, Board::kLackIsBelieved + 2), all);
 }
 
 TEST(Boards, AMuchBusierEngineLeavesItsTurnsToOneThatHasRoom) {
