@@ -25,6 +25,14 @@ Expected<void> check_range(const Options& options, const OptionField& field) {
   return bad_option(field.name, field.type.format(options), remedy);
 }
 
+/// A list for each engine that the daemon starts.
+Expected<void> check_cpu_bind(const CpuBind& bind, std::size_t engines) {
+  if (bind.way != CpuBind::Way::listed || bind.lists.size() == engines) return {};
+  return bad_option("cpu-bind", to_string(bind),
+                    "has " + std::to_string(bind.lists.size()) + " lists for " +
+                        std::to_string(engines) + " engines; write one for each, with a | between");
+}
+
 /// A share for a domain that there can never be is a spelling mistake.
 Expected<void> check_shares(const Options& o) {
   std::string known =
@@ -51,6 +59,7 @@ Expected<void> check_options(const Options& o) {
     if (auto checked = check_range(o, field); !checked) return checked;
   const auto models = hosted_models(o);
   if (!models) return forward_error(models);
+  if (auto bound = check_cpu_bind(o.cpu_bind, all_engines(*models)); !bound) return bound;
   if (auto modules = parse_lora_modules(o.lora_modules, model_names(*models)); !modules)
     return forward_error(modules);
   if (o.max_num_batched_tokens < o.max_num_seqs)

@@ -64,6 +64,10 @@ Expected<void> parse_value(AllowedUsers& target, const std::string& text) {
   return take(target, parse_allowed_users(text));
 }
 
+Expected<void> parse_value(CpuBind& target, const std::string& text) {
+  return take(target, parse_cpu_bind(text));
+}
+
 Expected<void> parse_value(WindowRetention& target, const std::string& text) {
   return take(target, parse_window_retention(text));
 }
@@ -91,6 +95,7 @@ std::string format_value(bool value) { return value ? "true" : "false"; }
 std::string format_value(std::integral auto value) { return std::to_string(value); }
 std::string format_value(NamedEnum auto value) { return std::string(to_string(value)); }
 std::string format_value(const AllowedUsers& value) { return to_string(value); }
+std::string format_value(const CpuBind& value) { return to_string(value); }
 std::string format_value(const WindowRetention& value) { return to_string(value); }
 std::string format_value(const std::vector<DomainRule>& value) { return to_string(value); }
 std::string format_value(const std::vector<ShareRule>& value) { return to_string(value); }
@@ -193,7 +198,8 @@ constexpr OptionField kFields[] = {
      .help =
          "of several models, what one has for itself: engines, block-size, max-model-len, "
          "min-blocks (that others do not evict), e.g. a=engines:2,min-blocks:25%;b=block-size:32",
-     .unit = "name=option:value"},
+     .unit = "name=option:value",
+     .has_rules = true},
     {.name = "lora-modules",
      .type = kValue<&Options::lora_modules>,
      .help = "LoRA adapters of the model that requests may name: NAME=DIRECTORY,NAME=DIRECTORY; of "
@@ -209,6 +215,13 @@ constexpr OptionField kFields[] = {
      .type = kValue<&Options::threads>,
      .help = "compute threads of each engine",
      .zero = "cores / engines"},
+    {.name = "cpu-bind",
+     .type = kValue<&Options::cpu_bind>,
+     .help =
+         "processors that engines run on: auto = of several engines each has cores of its own, as "
+         "near each other as there are; none = any; or a list for each engine, e.g. 0-7|8-15. "
+         "With several memory nodes pool and weights lie on all that engines have, by turns",
+     .unit = "lists"},
     {.name = "device",
      .type = kValue<&Options::device>,
      .help = "where engines compute; auto = on a GPU if there is one, else on the CPU"},

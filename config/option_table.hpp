@@ -52,7 +52,10 @@ struct OptionField {
   std::string_view unit = {};  ///< what a number counts ("tokens"), or what a text names ("user")
   std::string_view zero = {};  ///< what 0 stands for, and then it is accepted whatever the range
   OptionRange range = {};
-  bool is_list = false;  ///< a flag that is given several times adds, with a comma between
+  /// A flag that is given several times adds, with a comma between; in the options file it may be a
+  /// list, or a table of names.
+  bool is_list = false;
+  bool has_rules = false;  ///< a text that may be written like ValueKind::table
 };
 
 /// Whether an option may change while a daemon runs (kvhive reload).

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/expected.hpp"
+#include "config/cpu_bind.hpp"
 #include "config/cpu_kernels.hpp"
 #include "config/domains/allowed_users.hpp"
 #include "config/choices.hpp"
@@ -80,6 +81,7 @@ struct Options {
   std::string socket;         ///< path of the daemon's Unix socket; empty = default_socket()
   std::uint32_t engines = 1;  ///< engine processes of each model; at most 31 share a pool
   std::uint32_t threads = 0;  ///< compute threads of each engine; 0 = cores / engines
+  CpuBind cpu_bind;           ///< which processors each engine has for itself
   RequestedDevice device = RequestedDevice::automatic;
   /// On the CPU: the arithmetic of all engines of the pool.
   RequestedCpuKernels cpu_kernels = RequestedCpuKernels::automatic;

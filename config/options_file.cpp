@@ -60,6 +60,38 @@ Expected<std::string> text_of_table(std::string_view key, const toml::table& tab
   return text;
 }
 
+/// ["a=/x", "b=/y"] and {a = "/x", b = "/y"} as "a=/x,b=/y".
+Expected<std::string> text_of_list(std::string_view key, const toml::node& node) {
+  std::string text;
+  const auto add = [&](const std::string& before, const toml::node& item) -> Expected<void> {
+    auto one = text_of(key, item);
+    if (!one) return forward_error(one);
+    if (one->find(',') != std::string::npos)
+      return failure(Errc::bad_argument, std::string(key) + ": '" + *one +
+                                             "' has a comma; write each as an item of its own");
+    text += (text.empty() ? "" : ",") + before + *one;
+    return {};
+  };
+  if (const toml::array* list = node.as_array()) {
+    for (const toml::node& item : *list)
+      if (auto added = add("", item); !added) return forward_error(added);
+  } else {
+    for (const auto& [name, item] : *node.as_table())
+      if (auto added = add(std::string(name.str()) + "=", item); !added)
+        return forward_error(added);
+  }
+  return text;
+}
+
+/// A value of the file as the option's flag would carry it.
+Expected<std::string> text_for(const OptionField& field, std::string_view key,
+                               const toml::node& node) {
+  if (field.is_list && (node.is_array() || node.is_table())) return text_of_list(key, node);
+  const bool is_table = field.type.kind == ValueKind::table || field.has_rules;
+  if (is_table && node.is_table()) return text_of_table(key, *node.as_table());
+  return text_of(key, node);
+}
+
 }  // namespace
 
 Expected<void> load_options(Options& options, const std::filesystem::path& file) {
@@ -83,8 +115,7 @@ Expected<void> load_options(Options& options, const std::filesystem::path& file)
   for (const auto& [key, node] : table) {
     auto field = find_option(key.str());
     if (!field) return failure(field.error().code, file.string() + ": " + field.error().text);
-    const bool is_table = node.is_table() && (*field)->type.kind == ValueKind::table;
-    auto text = is_table ? text_of_table(key.str(), *node.as_table()) : text_of(key.str(), node);
+    auto text = text_for(**field, key.str(), node);
     if (!text) return failure(text.error().code, file.string() + ": " + text.error().text);
     if (auto set = set_option(options, **field, *text); !set)
       return failure(set.error().code, file.string() + ": " + set.error().text);

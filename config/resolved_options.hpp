@@ -17,6 +17,9 @@ struct ResolvedOptions {
   CpuKernels cpu_kernels{};                                           ///< of asked.cpu_kernels
   GpuMemorySharing gpu_memory_sharing = GpuMemorySharing::automatic;  ///< vmm or ipc on a GPU
   std::vector<HostedModel> models;  ///< with the block size and the length that they have
+  /// Of asked.threads and asked.cpu_bind: by number, of the engines that are started with the
+  /// daemon.
+  std::vector<EnginePlace> places;
 };
 
 /// The flags of an engine of this model: to_flags(asked), with resolved values in place of the

@@ -5,7 +5,7 @@ set -eu
 packages="g++ make cmake ninja-build pkg-config
   libcaf-dev libboost-dev libxxhash-dev libspdlog-dev libgtest-dev libgmock-dev
   libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libexpected-dev
-  libdnnl-dev ocl-icd-opencl-dev libhwy-dev libpcre2-dev libpng-dev libzmq3-dev cppzmq-dev libutf8proc-dev libseccomp-dev libcap-ng-dev libssl-dev zlib1g-dev libzip-dev python3 python3-dev python3-jinja2 python3-seccomp pybind11-dev dpkg-dev file $*"
+  libdnnl-dev ocl-icd-opencl-dev libhwy-dev libpcre2-dev libpng-dev libzmq3-dev cppzmq-dev libutf8proc-dev libseccomp-dev libcap-ng-dev libhwloc-dev libssl-dev zlib1g-dev libzip-dev python3 python3-dev python3-jinja2 python3-seccomp pybind11-dev dpkg-dev file $*"
 
 # Optional: tests that need these packages are skipped without them.
 optional="spin"

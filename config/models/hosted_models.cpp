@@ -78,6 +78,12 @@ Expected<void> parse_part(HostedModel& model, const std::string& text) {
   return refused("is unknown; use engines, block-size, max-model-len or min-blocks");
 }
 
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
 /// "a=engines:2,min-blocks:10%;b=block-size:32"
 Expected<void> parse_model_options(std::vector<HostedModel>& models, const std::string& text) {
   std::vector<std::string> seen;
@@ -88,8 +94,9 @@ Expected<void> parse_model_options(std::vector<HostedModel>& models, const std::
     const auto model = std::ranges::find(models, name, &HostedModel::name);
     if (equals == std::string::npos || model == models.end())
       return tl::unexpected(wrong("model-options", rule,
-                                  "names no model; write NAME=engines:2,block-size:32, with a name "
-                                  "that --model gives"));
+                                  "names no model; write NAME=engines:2,block-size:32, with one of "
+                                  "the names that --model gives: " +
+                                      joined(model_names(models))));
     if (std::ranges::find(seen, name) != seen.end())
       return tl::unexpected(
           wrong("model-options", name, "is there twice; write its options in one place"));
@@ -163,6 +170,22 @@ std::uint32_t all_engines(std::span<const HostedModel> models) {
   return std::accumulate(
       models.begin(), models.end(), 0u,
       [](std::uint32_t sum, const HostedModel& model) { return sum + model.engines; });
+}
+
+Expected<void> check_minimums(std::span<const HostedModel> models, std::uint32_t blocks) {
+  std::uint64_t sum = 0;
+  for (const HostedModel& model : models) {
+    sum += model.min_blocks.is_given() ? model.min_blocks.of(blocks) : 0;
+    if (sum > blocks)
+      return failure(Errc::bad_argument,
+                     "model-options: 'min-blocks:" + to_string(model.min_blocks) + "' of '" +
+                         model.name + "' makes " + std::to_string(sum) +
+                         " blocks with the minimums before it, but the device tier has " +
+                         std::to_string(blocks) +
+                         "; lower min-blocks, or give the pool more memory "
+                         "(--kv-cache-memory-bytes)");
+  }
+  return {};
 }
 
 Options options_of(const Options& options, std::span<const HostedModel> models, std::size_t model) {

@@ -40,6 +40,11 @@ std::vector<std::string> model_names(std::span<const HostedModel> models);
 /// The engines of all models together.
 std::uint32_t all_engines(std::span<const HostedModel> models);
 
+/// Whether a device tier of so many blocks holds what the models are sure of together. Errors name
+/// the model whose minimum is too much.
+[[nodiscard]] Expected<void> check_minimums(std::span<const HostedModel> models,
+                                            std::uint32_t blocks);
+
 /// The options for one of several models: as if there were no others, with its own adapters alone,
 /// but with `engines` of all.
 Options options_of(const Options& options, std::span<const HostedModel> models, std::size_t model);

@@ -39,6 +39,7 @@ const Sample kWritten[] = {
     {"socket", "/run/x.sock", "\"/run/x.sock\"", "/run/x.sock"},
     {"engines", "3", "3", "3"},
     {"threads", "7", "7", "7"},
+    {"cpu-bind", "0-3|4,6", "\"0-3|4,6\"", "0-3|4,6"},
     {"block-size", "32", "32", "32"},
     {"gpu-memory-utilization", "0.75", "0.75", "0.75"},
     {"kv-cache-memory-bytes", "512M", "\"512M\"", "536870912B"},
@@ -234,6 +235,24 @@ TEST_F(OptionsFile, SetsEveryFieldWithDashesOrUnderscores) {
                 sample.name == "seed" ? sample.toml : sample.canonical);
     }
   }
+}
+
+/// Paths are easier to read as a list or a table than in one text.
+TEST_F(OptionsFile, ModelsAndAdaptersMayBeListsAndTables) {
+  ASSERT_TRUE(load("model = [\"a=/x\", \"b=/y\"]\nlora-modules = [\"a:poet=/p\"]").has_value());
+  EXPECT_EQ(options.model, "a=/x,b=/y");
+  EXPECT_EQ(options.lora_modules, "a:poet=/p");
+  const auto loaded = load(
+      "[model]\na = \"/x\"\nb = \"/y\"\n[lora-modules]\n\"b:poet\" = \"/p\"\n[model-options]\n"
+      "b = {engines = 2, min-blocks = \"25%\"}");
+  ASSERT_TRUE(loaded.has_value()) << loaded.error().text;
+  EXPECT_EQ(options.model, "a=/x,b=/y");
+  EXPECT_EQ(options.lora_modules, "b:poet=/p");
+  EXPECT_EQ(options.model_options, "b=engines:2,min-blocks:25%");
+  const auto comma = load("model = [\"/x,y\"]");
+  ASSERT_FALSE(comma.has_value());
+  EXPECT_THAT(comma.error().text, HasSubstr("model: '/x,y' has a comma"));
+  EXPECT_THAT(load("model = [[1]]").error().text, HasSubstr("model must be a string"));
 }
 
 TEST_F(OptionsFile, LeavesAloneWhatItDoesNotName) {

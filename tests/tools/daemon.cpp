@@ -143,7 +143,9 @@ Daemon::Daemon(std::vector<std::string> flags, const BeforeExec& before_exec) {
   socket_ = directory_ + "/kvhived.sock";
   if (std::find(flags.begin(), flags.end(), "--model") == flags.end())
     flags.insert(flags.end(), {"--model", kDemoModel});
-  flags.insert(flags.end(), {"--socket", socket_, "--threads", "1"});
+  flags.insert(flags.end(), {"--socket", socket_});
+  if (std::find(flags.begin(), flags.end(), "--threads") == flags.end())
+    flags.insert(flags.end(), {"--threads", "1"});
   if (std::find(flags.begin(), flags.end(), "--log-level") == flags.end())
     flags.insert(flags.end(), {"--log-level", "error"});
   int out[2];

@@ -3,19 +3,22 @@
 #include <sys/resource.h>
 #include <sys/utsname.h>
 
+#include <fmt/format.h>
+
 #include <cstdio>
-#include <thread>
 
 #include "base/byte_size.hpp"
 #include "base/memory_object.hpp"
-#include "config/machine_memory.hpp"
-#include "config/process_limits.hpp"
+#include "config/machine/machine_memory.hpp"
+#include "config/machine/process_limits.hpp"
+#include "config/machine/processor_quota.hpp"
 #include "device/device.hpp"
 #include "kernels/copy_way.hpp"
 #include "kernels/cpu/instructions/cpu_features.hpp"
 #include "kernels/cpu/instructions/cpu_kernels.hpp"
 #include "kernels/cpu/instructions/dot_way.hpp"
 #include "models/text/regex.hpp"
+#include "tools/placement/processor_map.hpp"
 
 namespace kvhive {
 namespace {
@@ -67,9 +70,25 @@ Finding descriptors() {
   return {"descriptors", value, Fitness::good, ""};
 }
 
+/// "64 cores with 128 processors, by node 0-31,64-95 | 32-63,96-127; time for 8".
 Finding processors() {
-  return {"processors", std::to_string(std::thread::hardware_concurrency()) + " cores",
-          Fitness::good, ""};
+  auto map = ProcessorMap::of_this_process();
+  if (!map) return {"processors", "unknown", Fitness::fair, map.error().text};
+  const ProcessorList all = map->processors();
+  std::string value = std::to_string(map->cores()) + " cores";
+  if (all.size() != map->cores()) value += " with " + std::to_string(all.size()) + " processors";
+  if (const NodeList nodes = map->nodes_of(all); nodes.size() > 1) {
+    std::string near;
+    for (const std::uint32_t node : nodes)
+      near += (near.empty() ? "" : " | ") + to_string(map->processors_near(node));
+    value += ", by node " + near;
+  }
+  const auto quota = processor_quota();
+  if (!quota || quota->processors >= map->cores()) return {"processors", value, Fitness::good, ""};
+  return {"processors", value + fmt::format("; time for {:.3g}", quota->processors), Fitness::fair,
+          quota->bound +
+              " stops all threads of the group when the time is used up; engines have "
+              "no more threads than that by default"};
 }
 
 /// What a pool's engines would compute with (--cpu-kernels auto), and why with nothing better.

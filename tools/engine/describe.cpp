@@ -9,7 +9,7 @@
 #include "actors/prompt_scores.hpp"
 #include "actors/transformer_runner.hpp"
 #include "base/byte_size.hpp"
-#include "config/machine_memory.hpp"
+#include "config/machine/machine_memory.hpp"
 #include "config/models/hosted_models.hpp"
 #include "models/fingerprint.hpp"
 #include "models/model_tensors.hpp"
@@ -36,8 +36,8 @@ Expected<std::size_t> weight_bytes(const std::filesystem::path& directory) {
 }
 
 /// Runs the largest possible step and returns this process's private memory after it, in bytes
-/// (vLLM's profile run). Weights are not included: they are pages of files that all engines share,
-/// and are counted once elsewhere.
+/// (vLLM's profile run). Its own copies of weights (experts, FP8) are included; pages of files,
+/// which all engines share, are not, and are counted once elsewhere.
 Expected<std::size_t> profile(const Options& options, const ModelConfig& config) {
   auto model = load_model(options);
   if (!model) return forward_error(model);
@@ -48,8 +48,10 @@ Expected<std::size_t> profile(const Options& options, const ModelConfig& config)
   std::vector<std::byte> arena(blocks * layout.block_bytes());
   TransformerRunner runner(std::move(*model), arena.data(), layout);
   StepPlan plan;
-  plan.work.push_back({SeqId{1}, 0, std::vector<TokenId>(length, 0), {}, true, {}, 0});
-  ScheduledSequence& work = plan.work.back();
+  ScheduledSequence& work = plan.work.emplace_back();
+  work.seq = SeqId{1};
+  work.tokens.resize(length);
+  work.samples = true;
   work.scored.assign(std::min<std::size_t>(length, scored_at_once(config)), 0);
   work.prompt_logprobs = kMostLogprobs;
   // All groups may use the same blocks: nobody looks at the result.
@@ -81,7 +83,8 @@ Expected<void> check_room_for_copies(const Options& options, const ModelConfig& 
                      " available; give it more memory, or take a smaller model");
 }
 
-/// The same without a run, for a daemon that needs no exact number.
+/// What profile() measures, without a run and without copies of weights, for a daemon that needs no
+/// exact number.
 std::size_t estimate(const Options& options, const ModelConfig& config) {
   constexpr std::size_t kOfAProcess = std::size_t{24} << 20;
   const std::size_t rows =

@@ -11,13 +11,14 @@
 #include "base/exit_codes.hpp"
 #include "base/log.hpp"
 #include "config/models/hosted_models.hpp"
-#include "config/process_limits.hpp"
+#include "config/machine/process_limits.hpp"
 #include "ipc/default_socket.hpp"
 #include "kernels/cpu/instructions/cpu_kernels.hpp"
 #include "tools/engine/describe.hpp"
 #include "tools/engine/device_choice.hpp"
 #include "tools/engine/engine.hpp"
 #include "tools/engine/gpu_memory.hpp"
+#include "tools/placement/processor_mask.hpp"
 #include "tools/privilege/drop.hpp"
 #include "tools/privilege/system_calls.hpp"
 #include "tools/program/choice_flag.hpp"
@@ -30,10 +31,16 @@ namespace kvhive {
 namespace {
 
 /// For an engine that a user starts: sets the environment variables that the keeper sets for its
-/// own engines, and executes the program again, because OpenMP reads its environment before main().
-/// Threads that wait must sleep, because several engines share the cores.
-void share_cores(const Options& options, char** argv) {
-  if (std::getenv("OMP_WAIT_POLICY") != nullptr) return;
+/// own engines, takes its processors, and executes the program again, because OpenMP reads its
+/// environment before main(). Threads that wait must sleep, because several engines share the
+/// cores.
+Expected<void> share_cores(const Options& options, char** argv) {
+  if (std::getenv("OMP_WAIT_POLICY") != nullptr) return {};
+  if (options.cpu_bind.way == CpuBind::Way::listed)
+    if (auto bound = ProcessorMask(options.cpu_bind.lists.front()).bind(); !bound)
+      return failure(bound.error().code, "cpu-bind: '" + to_string(options.cpu_bind) +
+                                             "': " + bound.error().text +
+                                             "; name processors that this process may run on");
   setenv("OMP_WAIT_POLICY", "passive", 1);
   if (options.threads != 0) setenv("OMP_NUM_THREADS", std::to_string(options.threads).c_str(), 1);
   flush_log();
@@ -43,6 +50,7 @@ void share_cores(const Options& options, char** argv) {
   const auto program = std::filesystem::read_symlink("/proc/self/exe", error);
   if (!error) execv(program.c_str(), argv);
   execv("/proc/self/exe", argv);
+  return {};
 }
 
 /// Tells why the engine cannot serve. The keeper finds a log line by the engine's pid.
@@ -111,8 +119,8 @@ Expected<int> run(int argc, char** argv) {
       return forward_error(printed);
     return 0;
   }
-  if (gpu_memory == 0)
-    share_cores(*options, argv);  // executes the program again, so it comes before the GPU context
+  if (gpu_memory == 0)  // executes the program again, so it comes before the GPU context
+    if (auto shared = share_cores(*options, argv); !shared) return forward_error(shared);
   auto choice = choose_device(*options);
   if (!choice) return forward_error(choice);
   if (gpu_memory != 0) {

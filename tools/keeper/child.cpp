@@ -13,6 +13,7 @@
 
 #include "base/logging/patient_write.hpp"
 #include "ipc/pidfd.hpp"
+#include "tools/placement/processor_mask.hpp"
 
 namespace kvhive {
 namespace {
@@ -68,6 +69,7 @@ Expected<void> start_child(Child& child, const Streams& streams) {
   if (child.waits_for_go && pipe2(gate, O_CLOEXEC) != 0) return os_failure("pipe");
   const UniqueFd waits(gate[0]);
   child.gate = UniqueFd(gate[1]);
+  const ProcessorMask processors(child.place.processors);
   const pid_t keeper = getpid();
   const pid_t pid = fork();
   if (pid < 0) return fork_failure(child.program);
@@ -83,9 +85,10 @@ Expected<void> start_child(Child& child, const Streams& streams) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (getppid() != keeper) _exit(0);
     }
-    if (child.threads != 0) {
+    (void)processors.bind();  // if all were taken away meanwhile, it runs where it may
+    if (child.place.threads != 0) {
       // Several engines share the cores, so threads that wait must sleep, not spin.
-      setenv("OMP_NUM_THREADS", std::to_string(child.threads).c_str(), 1);
+      setenv("OMP_NUM_THREADS", std::to_string(child.place.threads).c_str(), 1);
       setenv("OMP_WAIT_POLICY", "passive", 1);
     }
     if (streams.in >= 0) dup2(streams.in, STDIN_FILENO);

@@ -11,6 +11,7 @@
 #include "base/expected.hpp"
 #include "base/ids.hpp"
 #include "base/unique_fd.hpp"
+#include "config/cpu_bind.hpp"
 
 namespace kvhive {
 
@@ -27,7 +28,7 @@ struct Child {
   std::string program;  ///< file name, in the keeper's own directory
   ModelId model{};      ///< that an engine computes
   std::vector<std::string> flags;
-  std::uint32_t threads = 0;      ///< OMP_NUM_THREADS of the child; 0 = do not set it
+  EnginePlace place{0, {}};       ///< 0 threads = OMP_NUM_THREADS is not set
   bool ends_with_keeper = false;  ///< the kernel kills it when the keeper ends
   /// It executes its program only when it is told to go, so that it can be written down before. If
   /// the keeper is killed before that, it ends.

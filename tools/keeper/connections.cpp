@@ -12,7 +12,7 @@
 
 #include "base/log.hpp"
 #include "base/logging/log_limit.hpp"
-#include "config/process_limits.hpp"
+#include "config/machine/process_limits.hpp"
 #include "ipc/pidfd.hpp"
 
 namespace kvhive {

@@ -63,7 +63,7 @@ Tables empty_tables(const Estate& estate) {
   const auto used = domains.use(estate.options);
   KV_CHECK(used.has_value());
   return {.front = estate.front,
-          .options = {.asked = estate.options, .models = {}},
+          .options = {.asked = estate.options, .models = {}, .places = {}},
           .domains = std::move(domains),
           .pool = {},
           .peers = {},

@@ -5,11 +5,14 @@
 
 #include "base/byte_size.hpp"
 #include "base/log.hpp"
-#include "config/machine_memory.hpp"
-#include "config/process_limits.hpp"
+#include "config/machine/machine_memory.hpp"
+#include "config/machine/process_limits.hpp"
+#include "config/machine/processor_quota.hpp"
 #include "ipc/channel/board.hpp"
 #include "pool/pool_layout.hpp"
 #include "pool/pool_memory.hpp"
+#include "tools/placement/engine_places.hpp"
+#include "tools/placement/memory_policy.hpp"
 
 namespace kvhive {
 namespace {
@@ -26,9 +29,32 @@ void fill_in(ResolvedOptions& options, const ModelFacts& model) {
   if (!model.device_reason.empty())
     spdlog::info("device: {} ({})", to_string(model.device), model.device_reason);
   if (!is_gpu(model)) spdlog::info("CPU kernels: {}", to_string(model.cpu_kernels));
+  // A GPU's engines compute next to nothing on processors.
+  if (is_gpu(model) && options.asked.cpu_bind.way == CpuBind::Way::automatic)
+    for (EnginePlace& engine : options.places) engine.processors.clear();
   if (!model.gpu.sharing_reason.empty())
     spdlog::warn("the GPU's memory is shared by legacy IPC, and one more process keeps it: {}",
                  model.gpu.sharing_reason);
+}
+
+/// Decides where engines run. Until the result is destroyed, what is allocated and read lies where
+/// they are: the weights' pages are read first by the processes that describe the models.
+Expected<SpreadMemory> place(ResolvedOptions& options) {
+  const CpuBind& bind = options.asked.cpu_bind;
+  auto map = ProcessorMap::of_this_process();
+  if (!map) return forward_error(map);
+  auto places = place_engines(bind, all_engines(options.models), options.asked.threads, *map,
+                              processor_quota());
+  if (!places) return forward_error(places);
+  if (!places->reason.empty()) spdlog::debug("engines are not bound: {}", places->reason);
+  options.places = std::move(places->engines);
+  if (bind.way == CpuBind::Way::none) return SpreadMemory::over({});
+  const NodeList nodes = nodes_for(options.places, *map);
+  auto spread = SpreadMemory::over(nodes);
+  if (!spread)
+    spdlog::warn("memory lies where the kernel puts it, not by turns on {} nodes: {}", nodes.size(),
+                 spread.error().text);
+  return spread ? std::move(spread) : SpreadMemory::over({});
 }
 
 Expected<void> check_filter(const Options& options, const ModelFacts& model) {
@@ -185,22 +211,6 @@ void make_blocks_equal(std::vector<ModelFacts>& models) {
                        : "choose other block sizes (model-options)");
 }
 
-Expected<void> check_minimums(std::span<const HostedModel> served, std::uint32_t blocks) {
-  std::uint64_t sum = 0;
-  for (const HostedModel& model : served) {
-    sum += model.min_blocks.is_given() ? model.min_blocks.of(blocks) : 0;
-    if (sum > blocks)
-      return failure(Errc::bad_argument,
-                     "model-options: 'min-blocks:" + to_string(model.min_blocks) + "' of '" +
-                         model.name + "' makes " + std::to_string(sum) +
-                         " blocks with the minimums before it, but the device tier has " +
-                         std::to_string(blocks) +
-                         "; lower min-blocks, or give the pool more memory "
-                         "(--kv-cache-memory-bytes)");
-  }
-  return {};
-}
-
 /// The geometry, and how long each model's sequences can be.
 Expected<void> shape(MadePool& pool, ResolvedOptions& options, const Domains& domains) {
   const std::uint32_t blocks = pool.size.device_blocks - 1;  // without the null block
@@ -230,6 +240,11 @@ Expected<void> shape(MadePool& pool, ResolvedOptions& options, const Domains& do
           length.error().code,
           (pool.models.size() > 1 ? "model '" + served.name + "': " : "") + length.error().text);
     model.max_model_len = served.max_model_len = *length;
+    if (model.layout.block_size >= *length)
+      spdlog::warn(
+          "{}: a block has {} tokens and a sequence at most {}, so none of its prompts is "
+          "cached; give it a smaller block-size (model-options), or a daemon of its own",
+          served.name, model.layout.block_size, *length);
     if (served.min_blocks.is_given()) geometry.model_minimums[m] = served.min_blocks.of(blocks);
   }
   return {};
@@ -255,6 +270,8 @@ Expected<std::optional<MadePool>> make_pool(ResolvedOptions& options, const Doma
   auto served = hosted_models(options.asked);
   if (!served) return forward_error(served);
   options.models = std::move(*served);
+  const auto spread = place(options);
+  if (!spread) return forward_error(spread);
   auto chosen = choose_block_sizes(options, stop);
   if (!chosen) return forward_error(chosen);
   if (!*chosen) return std::optional<MadePool>();

@@ -9,7 +9,7 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "config/domains/domain_rules.hpp"
-#include "config/machine_memory.hpp"
+#include "config/machine/machine_memory.hpp"
 #include "config/option_table.hpp"
 #include "ipc/pidfd.hpp"
 
@@ -79,6 +79,27 @@ Expected<Child*> find_engine(Tables& tables, std::uint32_t number) {
   return failure(Errc::not_found, name + " does not exist; there are " + known);
 }
 
+/// Requests to a model without engines would wait for ever.
+Expected<void> check_removal(const Tables& tables, const Child& engine) {
+  bool is_last = true, is_last_of_model = true;
+  for (const Child& other : tables.engines) {
+    if (&other == &engine || other.wanted == Wanted::removed) continue;
+    is_last = false;
+    is_last_of_model &= other.model != engine.model;
+  }
+  if (is_last)
+    return failure(Errc::bad_argument,
+                   engine.name + " is the last; the daemon ends with kvhive stop");
+  const std::string& model = tables.pool.models[engine.model.value].name;
+  if (is_last_of_model)
+    return failure(Errc::bad_argument,
+                   engine.name + " is the last of model '" + model +
+                       "', whose requests would wait for ever; add another first (kvhive engine "
+                       "add --model " +
+                       model + ")");
+  return {};
+}
+
 Expected<std::uint32_t> change(Tables& tables, const Order& order) {
   auto engine = find_engine(tables, order.engine);
   if (!engine) return forward_error(engine);
@@ -90,12 +111,8 @@ Expected<std::uint32_t> change(Tables& tables, const Order& order) {
                    child.name + " is being " +
                        (child.wanted == Wanted::removed ? "removed" : "restarted") +
                        " already; wait for that, or use --now");
-  const auto others = std::count_if(
-      tables.engines.begin(), tables.engines.end(),
-      [&](const Child& other) { return &other != &child && other.wanted != Wanted::removed; });
-  if (wanted == Wanted::removed && others == 0)
-    return failure(Errc::bad_argument,
-                   child.name + " is the last; the daemon ends with kvhive stop");
+  if (wanted == Wanted::removed)
+    if (auto allowed = check_removal(tables, child); !allowed) return forward_error(allowed);
   // One that has just ended is started again anyway.
   child.wanted = wanted == Wanted::restarted && !child.is_running() ? Wanted::serving : wanted;
   child.is_drain_due = child.wanted != Wanted::serving && !child.is_drained;

@@ -48,6 +48,8 @@ Json own_engine(const Tables& tables, std::size_t number) {
                  {"pid", child.pid},
                  {"restarts", restarts_of(child)},
                  {"model", tables.pool.models[child.model.value].name},
+                 {"threads", child.place.threads},
+                 {"processors", to_string(child.place.processors)},
                  {"state", child.is_running() ? "starting" : "down"}};
   for (const auto& [socket, peer] : tables.peers)
     if (peer.has_role(Role::engine) && peer.pid == child.pid)

@@ -11,7 +11,7 @@
 
 #include "base/byte_size.hpp"
 #include "base/log.hpp"
-#include "config/machine_memory.hpp"
+#include "config/machine/machine_memory.hpp"
 #include "ipc/pidfd.hpp"
 
 namespace kvhive {
@@ -129,10 +129,8 @@ static std::vector<ModelId> wanted_engines(const ResolvedOptions& options) {
 }
 
 void make_engine_entries(Tables& tables, std::size_t count) {
-  const Options& options = tables.options.asked;
-  const auto cores = static_cast<std::uint32_t>(std::max(1L, sysconf(_SC_NPROCESSORS_ONLN)));
   const std::vector<ModelId> wanted = wanted_engines(tables.options);
-  const auto engines = static_cast<std::uint32_t>(wanted.size());
+  const std::vector<EnginePlace>& places = tables.options.places;
   tables.engines.reserve(kMaxProcesses);
   for (std::size_t i = tables.engines.size(); i < count; ++i) {
     Child& engine = tables.engines.emplace_back();
@@ -142,7 +140,8 @@ void make_engine_entries(Tables& tables, std::size_t count) {
     engine.program = "kvhive-engine";
     engine.waits_for_go = true;
     engine.flags = flags_of_engine(tables, i);
-    engine.threads = options.threads != 0 ? options.threads : std::max(1u, cores / engines);
+    // One that is added has no processors of its own: those that have stay where they are.
+    engine.place = i < places.size() ? places[i] : EnginePlace{places.front().threads, {}};
   }
 }
 
@@ -165,7 +164,9 @@ void Supervisor::start(Child& child) {
     spdlog::error("{}: start {} failed: {}", child.name, child.starts, started.error().text);
     return restart_later(child);
   }
-  spdlog::info("{} started: pid {}, start {}", child.name, child.pid, child.starts);
+  const ProcessorList& own = child.place.processors;
+  spdlog::info("{} started: pid {}, start {}{}", child.name, child.pid, child.starts,
+               own.empty() ? "" : ", on processors " + to_string(own));
   watch(child);
 }
 

@@ -10,7 +10,7 @@
 
 #include "base/byte_size.hpp"
 #include "base/log.hpp"
-#include "config/machine_memory.hpp"
+#include "config/machine/machine_memory.hpp"
 #include "ipc/channel/channel_layout.hpp"
 #include "ipc/channel/slot_state.hpp"
 #include "pool/pool_layout.hpp"
@@ -96,6 +96,29 @@ std::optional<ModelId> model_of(const PoolGeometry& pool, const EngineHello& hel
   return std::nullopt;
 }
 
+/// What an engine of the same model has to be started with.
+std::string remedy_for(const ModelCache& ours, const ModelCache& theirs) {
+  if (theirs.tokens_per_block != ours.tokens_per_block)
+    return "start it with --block-size " + std::to_string(ours.tokens_per_block);
+  if (theirs.kv.dtype != ours.kv.dtype)
+    return "start it with --kv-cache-dtype " + std::string(to_string(ours.kv.dtype));
+  return "its weights or its adapters (--lora-modules) are not those of the daemon's engines";
+}
+
+/// Why the pool holds nothing that the engine computes, and what to do.
+std::string mismatch_of(const MadePool& pool, const EngineHello& hello) {
+  const std::string name = hello.model.str();
+  const auto model = hello.device == pool.geometry.device ? pool.find(name) : std::nullopt;
+  std::string ours = describe(pool), remedy = "start it with the daemon's model and options";
+  if (model) {
+    const ModelCache& cache = pool.geometry.models[model->value];
+    ours = describe(cache, pool.geometry.device, name);
+    remedy = remedy_for(cache, hello.cache);
+  }
+  return "the pool holds KV of " + ours + ", this engine computes " +
+         describe(hello.cache, hello.device, name) + "; " + remedy;
+}
+
 /// Whether the engine computes KV that the pool holds, on the GPU that the pool is on. The keeper's
 /// own engine computes the model that it was started for: two models may differ in name alone.
 Expected<ModelId> check_model(const MadePool& pool, const EngineHello& hello, const Child* child) {
@@ -106,11 +129,7 @@ Expected<ModelId> check_model(const MadePool& pool, const EngineHello& hello, co
                        ", this engine computes with " + std::string(to_string(hello.cpu_kernels)) +
                        "; start it with the pool's");
   auto model = model_of(pool.geometry, hello);
-  if (!model)
-    return failure(Errc::layout_mismatch,
-                   "the pool holds KV of " + describe(pool) + ", this engine computes " +
-                       describe(hello.cache, hello.device, hello.model.str()) +
-                       "; start it with the daemon's model and options");
+  if (!model) return failure(Errc::layout_mismatch, mismatch_of(pool, hello));
   if (child != nullptr) model = child->model;
   // An engine on another GPU would fail later, without a reason that a user could act on.
   const ModelFacts::Gpu& gpu = pool.device_facts().gpu;

@@ -11,7 +11,7 @@
 #include <fmt/format.h>
 
 #include "base/log.hpp"
-#include "config/process_limits.hpp"
+#include "config/machine/process_limits.hpp"
 #include "tools/program/signals.hpp"
 #include "tools/program/version.hpp"
 #include "tools/serve/model/first_models.hpp"

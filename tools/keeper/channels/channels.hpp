@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/unique_fd.hpp"
-#include "config/machine_memory.hpp"
+#include "config/machine/machine_memory.hpp"
 #include "ipc/channel/channel_memory.hpp"
 #include "ipc/protocol.hpp"
 #include "tools/keeper/channels/channel_row.hpp"

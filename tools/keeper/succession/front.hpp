@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "config/options.hpp"
-#include "config/process_limits.hpp"
+#include "config/machine/process_limits.hpp"
 #include "ipc/listener.hpp"
 #include "tools/keeper/domains.hpp"
 #include "tools/keeper/succession/ledger.hpp"

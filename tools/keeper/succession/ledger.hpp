@@ -28,7 +28,7 @@
 namespace kvhive {
 
 /// Bump it whenever a byte of the ledger changes: a keeper of another version is refused.
-inline constexpr std::uint32_t kLedgerVersion = 9;
+inline constexpr std::uint32_t kLedgerVersion = 10;
 
 /// The packet that is being handled.
 struct Inbox {

@@ -338,12 +338,16 @@ void write_pool(const Tables& tables, const LedgerMemory& memory) {
   Json models = Json::array();
   for (std::size_t m = 0; m < pool.models.size(); ++m)
     models.push_back(to_json(pool.models[m], tables.options.models[m]));
+  Json places = Json::array();
+  for (const EnginePlace& engine : tables.options.places)
+    places.push_back({engine.threads, engine.processors});
   Json limits = Json::array();
   for (const BlockLimits& of_domain : pool.geometry.limits)
     limits.push_back({of_domain.min, of_domain.max});
   const Json text = {{"device", tables.options.device},
                      {"cpu_kernels", tables.options.cpu_kernels},
                      {"gpu_memory_sharing", tables.options.gpu_memory_sharing},
+                     {"places", places},
                      {"objects", objects},
                      {"board", pool.board.get()},
                      {"gpu_weights", gpu_weights},
@@ -363,6 +367,8 @@ void restore_pool(Tables& tables, const LedgerMemory& memory) {
   tables.options.device = text.at("device");
   tables.options.cpu_kernels = text.at("cpu_kernels");
   tables.options.gpu_memory_sharing = text.at("gpu_memory_sharing");
+  for (const Json& engine : text.at("places"))
+    tables.options.places.push_back({engine[0], engine[1]});
   MadePool& pool = tables.pool;
   PoolGeometry& geometry = pool.geometry;
   const Json& size = text.at("size");

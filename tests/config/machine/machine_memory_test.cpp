@@ -1,4 +1,4 @@
-#include "config/machine_memory.hpp"
+#include "config/machine/machine_memory.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

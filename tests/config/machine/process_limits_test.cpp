@@ -1,4 +1,4 @@
-#include "config/process_limits.hpp"
+#include "config/machine/process_limits.hpp"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

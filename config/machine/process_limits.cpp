@@ -1,4 +1,4 @@
-#include "config/process_limits.hpp"
+#include "config/machine/process_limits.hpp"
 
 #include <malloc.h>
 #include <sys/prctl.h>

@@ -1,0 +1,107 @@
+// Which processors real engines run on.
+
+#include <gmock/gmock.h>
+#include <sched.h>
+
+#include "config/cpu_bind.hpp"
+#include "tests/tools/daemon.hpp"
+#include "tests/tools/start_attempt.hpp"
+
+namespace kvhive::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+ProcessorList processors_of(pid_t process) {
+  cpu_set_t set;
+  EXPECT_EQ(sched_getaffinity(process, sizeof set, &set), 0) << process;
+  ProcessorList list;
+  for (std::uint32_t number = 0; number < CPU_SETSIZE; ++number)
+    if (CPU_ISSET(number, &set)) list.push_back(number);
+  return list;
+}
+
+/// Every thread of it: those of actors and of OpenMP, too.
+void expect_bound(pid_t process, const ProcessorList& processors) {
+  namespace fs = std::filesystem;
+  for (const auto& thread : fs::directory_iterator("/proc/" + std::to_string(process) + "/task"))
+    EXPECT_EQ(processors_of(std::stoi(thread.path().filename())), processors) << thread.path();
+}
+
+pid_t pid_of(const Daemon& daemon, std::size_t engine) {
+  return daemon.status()["engines"][engine]["pid"];
+}
+
+/// Of this process: the first and the last, which may be the same.
+ProcessorList ends() {
+  const ProcessorList mine = processors_of(0);
+  return {mine.front(), mine.back()};
+}
+
+TEST(CpuBindings, HoldThroughDeathsOfEnginesAndKeeper) {
+  const ProcessorList all = processors_of(0);
+  const std::string first = std::to_string(ends()[0]), last = std::to_string(ends()[1]);
+  const Daemon daemon({"--engines", "2", "--kv-cache-memory-bytes", "8M", "--threads", "0",
+                       "--cpu-bind", first + "|" + last});
+  expect_bound(pid_of(daemon, 0), {ends()[0]});
+  expect_bound(pid_of(daemon, 1), {ends()[1]});
+  EXPECT_EQ(processors_of(daemon.keeper()), all);
+  const Json status = daemon.status();
+  EXPECT_EQ(status["engines"][1]["processors"], last);
+  EXPECT_EQ(status["engines"][1]["threads"], 1) << "one for each core of its list";
+
+  daemon.kill_keeper();
+  EXPECT_EQ(daemon.status()["engines"][1]["processors"], last);
+  const pid_t before = pid_of(daemon, 1);
+  ::kill(before, SIGKILL);
+  ASSERT_TRUE(eventually(
+      [&] {
+        const Json engine = daemon.status()["engines"][1];
+        return engine["pid"] != before && engine["state"] == "serving";
+      },
+      kHang));
+  expect_bound(pid_of(daemon, 1), {ends()[1]});
+
+  ASSERT_EQ(daemon.cli({"engine", "add"}).exit_code, 0);
+  expect_bound(pid_of(daemon, 2), all);
+  EXPECT_EQ(daemon.status()["engines"][2]["processors"], "") << "it has none of its own";
+}
+
+TEST(CpuBindings, OfThreadsThatAnOperatorAsksForThereAreAsMany) {
+  const Daemon daemon(
+      {"--kv-cache-memory-bytes", "8M", "--threads", "3", "--cpu-bind", std::to_string(ends()[1])});
+  EXPECT_EQ(daemon.status()["engines"][0]["threads"], 3);
+  expect_bound(pid_of(daemon, 0), {ends()[1]});
+}
+
+/// In a container with fewer processors than the machine, those are the ones there are.
+TEST(CpuBindings, AProcessorThatIsNotGrantedIsRefused) {
+  const auto on_the_first = [] {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(ends()[0], &set);
+    sched_setaffinity(0, sizeof set, &set);
+  };
+  const StartAttempt refused({"--cpu-bind", "8000"}, on_the_first);
+  EXPECT_FALSE(refused.is_ready());
+  EXPECT_THAT(refused.words(), HasSubstr("cpu-bind: processor 8000 of engine 0's list is none that "
+                                         "kvhived may run on; those are " +
+                                         std::to_string(ends()[0])));
+  const Daemon daemon({"--engines", "1", "--kv-cache-memory-bytes", "8M", "--threads", "0"},
+                      on_the_first);
+  EXPECT_EQ(daemon.status()["engines"][0]["threads"], 1);
+}
+
+TEST(CpuBindings, AnEngineStartedByHandTakesItsOwn) {
+  const std::string last = std::to_string(ends()[1]);
+  const Daemon daemon({"--kv-cache-memory-bytes", "8M"});
+  const pid_t guest = spawn(program("kvhive-engine"), {"--model", kDemoModel, "--socket",
+                                                       daemon.socket(), "--cpu-bind", last});
+  ASSERT_TRUE(eventually([&] { return daemon.status()["engines"].size() == 2; }, kHang));
+  expect_bound(guest, {ends()[1]});
+  ::kill(guest, SIGKILL);
+  waitpid(guest, nullptr, 0);
+}
+
+}  // namespace
+}  // namespace kvhive::testing
