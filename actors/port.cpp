@@ -404,7 +404,7 @@ Expected<std::int32_t> Port::adapter_of(const std::string& name) const {
                  "adapter '" + name +
                      "': " + (is_one_of_several ? "model '" + limits_.model + "'" : "the daemon") +
                      " has none of this name; " + known +
-                     (is_one_of_several ? "; connect to the adapter's own model" : ""));
+                     (is_one_of_several ? "; if it is another model's, connect to that one" : ""));
 }
 
 /// Puts the prompt into the submission; nothing, and the request is refused, if it is an error.
@@ -412,7 +412,8 @@ std::optional<Submission> Port::complete(Submission submission, Expected<Prompt>
   const RequestKey key = submission.key;
   if (!prompt) {
     spdlog::debug("request {}/{} refused: {}", key.channel, key.slot, prompt.error().text);
-    if (submission.sink->finished(FinishReason::error, prompt.error(), {}, 0)) count_refused(1);
+    const bool is_told = submission.sink->finished(FinishReason::error, prompt.error(), {}, 0);
+    if (is_told && !submission.params.only_asks) count_refused(1);
     return std::nullopt;
   }
   submission.prompt = std::move(prompt->tokens);

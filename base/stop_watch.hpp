@@ -1,5 +1,7 @@
 #pragma once
-// Measures the seconds since its construction, on a monotonic clock.
+// Clocks that only go forward: the machine's, and the time that a thread has computed.
+
+#include <time.h>
 
 #include <chrono>
 #include <cstdint>
@@ -13,6 +15,14 @@ inline std::uint64_t monotonic_ns() {
   return static_cast<std::uint64_t>(std::chrono::nanoseconds(now).count());
 }
 
+/// CPU time of this thread. It stands still while another process has the core.
+inline std::chrono::nanoseconds thread_cpu_time() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+/// Measures the seconds since its construction.
 class StopWatch {
  public:
   double seconds() const {

@@ -1,5 +1,5 @@
 #pragma once
-// Reads and writes one element of any type. Slow and obvious: for references and tests.
+// Reads and writes one element of any type. Slow and obvious: not for the inner loops of kernels.
 
 #include <cstddef>
 #include <cstring>

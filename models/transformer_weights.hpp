@@ -49,7 +49,7 @@ struct LayerWeights {
 
 /// All weights of a model. Matrices refer to the mapped files in `files`; norms and biases (a few
 /// KB) are f32 copies. Quantized matrices are copies, too: of their values, in the model's dtype
-/// (f32, if that is f16), and so is half of kv_b_proj (latent_heads.hpp).
+/// (f32, if that is f16), and so are packed experts and half of kv_b_proj (latent_heads.hpp).
 struct TransformerWeights {
   SafetensorsDirectory files;
   TensorView embedding;  ///< [vocab, hidden]
@@ -62,7 +62,7 @@ struct TransformerWeights {
                                                          const LoadProgress& progress);
 
   /// Bytes of matrices that are this process's own instead of pages of the files, which all engines
-  /// share: quantized ones.
+  /// share: values of FP8, packed experts, half of kv_b_proj.
   std::size_t private_bytes() const;
 };
 

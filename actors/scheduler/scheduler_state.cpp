@@ -14,7 +14,8 @@ namespace kvhive {
 const char* remedy_for(LengthBound bound) {
   switch (bound) {
     case LengthBound::option:
-      return "shorten it, or start the daemon with a higher --max-model-len";
+      return "shorten it, or start the daemon with a higher --max-model-len (or, of several "
+             "models, this one's in --model-options)";
     case LengthBound::model: return "shorten it: that is all the model has positions for";
     case LengthBound::pool: break;
   }

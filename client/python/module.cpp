@@ -269,7 +269,7 @@ void define_values(py::module_& m) {
   py::class_<kvhive::Room>(m, "Room", "Whether a prompt finds room.")
       .def_property_readonly(
           "fit", [](const kvhive::Room& room) { return std::string(kvhive::to_string(room.fit)); },
-          "'ok' = there is room for all its tokens now, once what waits has its own; 'later' = "
+          "'ok' = there is room for all its tokens now, and what waits goes first; 'later' = "
           "there may be when others have ended; 'never' = it is too long, and `text` says why.")
       .def_readonly("prompt_tokens", &kvhive::Room::prompt_tokens)
       .def_readonly("cached_tokens", &kvhive::Room::cached_tokens,

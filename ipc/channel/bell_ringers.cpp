@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <ctime>
 #include <string>
 #include <utility>
+
+#include "base/stop_watch.hpp"
 
 namespace kvhive {
 namespace {
@@ -17,14 +18,6 @@ constexpr int kRests = 9;
 constexpr std::chrono::nanoseconds kLongestRest = std::chrono::seconds(1);
 /// The most descriptors of a user that wait to be closed.
 constexpr int kMostClosing = 256;
-
-/// What this thread has computed: a ring never sleeps, and what other threads take is not its
-/// fault.
-std::chrono::nanoseconds computed() {
-  timespec time{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
-}
 
 }  // namespace
 
@@ -121,9 +114,10 @@ void BellRingers::queue(const std::shared_ptr<User>& user, Job job) {
       queue(user, std::move(job));
       return true;
     }
-    const auto before = computed();
+    // A ring never sleeps, and what other threads take is not its fault.
+    const auto before = thread_cpu_time();
     job();
-    const auto time = computed() - before;
+    const auto time = thread_cpu_time() - before;
     user->is_slow = time > kSlow;
     if (is_slow) rest_(std::min(kRests * time, kLongestRest));
     return true;

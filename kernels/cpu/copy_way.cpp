@@ -4,10 +4,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdlib>
-#include <ctime>
 #include <memory>
-#include <new>
 
+#include "base/stop_watch.hpp"
 #include "kernels/cpu/packed/packed_write.hpp"
 #include "kernels/cpu/stream_copy.hpp"
 #include "kernels/paged_attention.hpp"
@@ -29,13 +28,6 @@ struct FreeMemory {
   void operator()(std::byte* memory) const { std::free(memory); }
 };
 using Memory = std::unique_ptr<std::byte[], FreeMemory>;
-
-/// CPU time of this thread. It stands still while another process has the core.
-double seconds() {
-  timespec time{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
 
 /// The i-th piece of a pass: all of them, in an order that no prefetcher foresees.
 std::size_t piece_at(std::size_t i, std::size_t factor) {
@@ -78,10 +70,10 @@ ChosenWay<Way> measure(Pass pass) {
   std::size_t part = 0;
   const auto rate_of = [&](Way way) {
     const std::size_t next = (part + 1) % kParts;
-    const double start = seconds();
+    const auto start = thread_cpu_time();
     pass(way, memory.get() + part * kPassBytes, memory.get() + next * kPassBytes);
     part = next;
-    return 1e-9 * kPassBytes / (seconds() - start);
+    return kPassBytes / static_cast<double>((thread_cpu_time() - start).count());
   };
   for (std::size_t i = 0; i < kParts; ++i) rate_of(Way{0});  // the kernel provides the memory
   for (int round = 0; round < kRounds; ++round)

@@ -81,6 +81,11 @@ void read_deepseeks_experts(const JsonFields& fields, FieldReader& reader, Model
   reader.integer(config.expert_inner, "moe_intermediate_size", kMaxWidth);
   if (!fields.is_null("n_shared_experts"))
     reader.take(config.shared_experts, fields.integer("n_shared_experts", 0, kMaxExperts));
+  if (reader.ok() && std::int64_t{config.shared_experts} * config.expert_inner > kMaxWidth)
+    reader.fail(fields.wrong("n_shared_experts",
+                             "so few that they are at most " + std::to_string(kMaxWidth) +
+                                 " wide together (moe_intermediate_size = " +
+                                 std::to_string(config.expert_inner) + " each)"));
   reader.take(config.routed_scale, fields.number_or("routed_scaling_factor", 1, 1e-6, 1e6));
   std::string scores;
   reader.take(scores, fields.text_or("scoring_func", "softmax"));
@@ -122,7 +127,8 @@ void read_llama4s_experts(const JsonFields& fields, FieldReader& reader, ModelCo
     config.sparse_layers[layer] = true;
 }
 
-/// How config.json calls the number of experts.
+}  // namespace
+
 const char* field_of_experts(ExpertRule rule) {
   switch (rule) {
     case ExpertRule::deepseek: return "n_routed_experts";
@@ -130,8 +136,6 @@ const char* field_of_experts(ExpertRule rule) {
     default: return "num_experts";
   }
 }
-
-}  // namespace
 
 void read_experts(const JsonFields& fields, FieldReader& reader, ModelConfig& config) {
   if (config.architecture->experts == ExpertRule::none) return;

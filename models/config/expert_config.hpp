@@ -9,4 +9,7 @@ namespace kvhive {
 /// \param config  has its architecture and sizes already
 void read_experts(const JsonFields& fields, FieldReader& reader, ModelConfig& config);
 
+/// How config.json calls the number of experts.
+const char* field_of_experts(ExpertRule rule);
+
 }  // namespace kvhive

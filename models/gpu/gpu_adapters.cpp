@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "base/round_up.hpp"
-#include "kernels/element.hpp"
 
 namespace kvhive {
 namespace {
@@ -60,21 +59,12 @@ Expected<void> GpuAdapters::upload(Device& device, std::span<const LoraFile> fil
 
 Expected<void> GpuAdapters::send_all(Uploader& uploader, std::span<const LoraFile> files,
                                      std::byte* region) const {
-  const auto put = [&](const TensorView& tensor, std::size_t offset, std::size_t bytes) {
-    if (tensor.dtype == dtype_) return uploader.put(region + offset, tensor.bytes);
-    return uploader.put(region + offset, bytes, [&](std::span<std::byte> out, std::size_t first) {
-      const std::size_t size = bytes_of(dtype_);
-      for (std::size_t i = 0; i < out.size() / size; ++i)
-        store_element(out.data(), i,
-                      load_element(tensor.bytes.data(), first / size + i, tensor.dtype), dtype_);
-    });
-  };
   Expected<void> sent;
   for (std::size_t i = 0; i < files.size(); ++i)
     for (const LoraFile::Pair& pair : files[i].pairs()) {
       const AdapterMatrices& of = rows_.at({pair.layer, pair.weight}).matrices[i];
-      if (sent) sent = put(pair.a, of.a, bytes_of_a(pair, dtype_));
-      if (sent) sent = put(pair.b, of.b, bytes_of_b(pair, dtype_));
+      if (sent) sent = uploader.put(region + of.a, pair.a, dtype_);
+      if (sent) sent = uploader.put(region + of.b, pair.b, dtype_);
     }
   for (const auto& [place, row] : rows_)
     if (sent) sent = uploader.put(region + row.offset, std::as_bytes(std::span(row.matrices)));

@@ -88,7 +88,7 @@ class GpuForward {
                                                 Dtype out);
   /// A product of each head. \param args  with the strides from one head to the next
   [[nodiscard]] Expected<void> multiply_heads(RowProductArgs args);
-  /// Of rows [rows, 2 * inner] in gate_up, to rows [rows, inner] in `inner`.
+  /// Gate times up: reads gate_up [rows, 2 * inner], writes `inner` [rows, inner].
   /// \param has_weighted_inputs  they are of pairs of tokens and experts, whose weights count now
   [[nodiscard]] Expected<void> gate(std::int32_t rows, std::int32_t inner,
                                     bool has_weighted_inputs = false);

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "kernels/expert_kernels.hpp"
+#include "models/config/expert_config.hpp"
 
 namespace kvhive {
 namespace {
@@ -23,8 +24,9 @@ Expected<void> check_row(const ModelConfig& config, const char* field, std::int3
 
 Expected<void> check_experts(const ModelConfig& config) {
   if (config.experts > kMostExperts || config.experts_per_token > kMostExpertsPerToken)
-    return refused(std::to_string(config.experts_per_token) + " of " +
-                   std::to_string(config.experts) + " experts: on a GPU there may be " +
+    return refused("num_experts_per_tok " + std::to_string(config.experts_per_token) + " of " +
+                   std::string(field_of_experts(config.architecture->experts)) + " " +
+                   std::to_string(config.experts) + ": on a GPU there may be " +
                    std::to_string(kMostExpertsPerToken) + " of " + std::to_string(kMostExperts));
   return check_row(config, "hidden_size", config.hidden_size).and_then([&] {
     return check_row(config, "moe_intermediate_size", config.expert_inner);

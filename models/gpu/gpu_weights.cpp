@@ -1,6 +1,5 @@
 #include "models/gpu/gpu_weights.hpp"
 
-#include <cstring>
 #include <optional>
 #include <span>
 #include <utility>
@@ -120,7 +119,7 @@ void place_layer_weight(Builder& builder, std::span<const ModelTensor> stack, Gp
   if (tensor.weight == LayerWeight::kv_b) layer.to_latent = builder.key_halves(tensor);
 }
 
-/// A tensor as the region gets it: of its bytes those from `first` on.
+/// A tensor that is not as in the files: of its bytes in the region those from `first` on.
 class Conversion {
  public:
   Conversion(const GpuWeights::Tensor& tensor, const ModelTensor& listed, const TensorView& from,
@@ -130,10 +129,6 @@ class Conversion {
   void operator()(std::span<std::byte> out, std::size_t first) const {
     using Made = GpuWeights::Made;
     const std::size_t size = bytes_of(tensor_.dtype);
-    if (tensor_.made == Made::as_it_is && from_.dtype == tensor_.dtype) {
-      std::memcpy(out.data(), from_.bytes.data() + first, out.size());
-      return;
-    }
     const float added = tensor_.made == Made::plus_one ? 1 : 0;
     for (std::size_t i = 0; i < out.size() / size; ++i) {
       const std::size_t at = first / size + i;
@@ -229,8 +224,11 @@ Expected<void> send_all(Uploader& uploader, const ModelConfig& config,
     std::vector<std::byte> values;
     const auto found = elements_of(tensor, listed[tensor.listed], config, files, values);
     if (!found) return forward_error(found);
-    sent = uploader.put(region + tensor.offset, tensor.bytes(),
-                        Conversion(tensor, listed[tensor.listed], *found, config.latent));
+    std::byte* const to = region + tensor.offset;
+    sent = tensor.made == GpuWeights::Made::as_it_is
+               ? uploader.put(to, *found, tensor.dtype)
+               : uploader.put(to, tensor.bytes(),
+                              Conversion(tensor, listed[tensor.listed], *found, config.latent));
     if (sent && progress) progress(i + 1, weights.tensors.size());
   }
   return sent;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/element.hpp"
+
 namespace kvhive {
 namespace {
 
@@ -38,6 +40,17 @@ Expected<void> Uploader::put(std::byte* to, std::size_t bytes,
 Expected<void> Uploader::put(std::byte* to, std::span<const std::byte> bytes) {
   return put(to, bytes.size(), [bytes](std::span<std::byte> out, std::size_t first) {
     std::ranges::copy(bytes.subspan(first, out.size()), out.begin());
+  });
+}
+
+Expected<void> Uploader::put(std::byte* to, const TensorView& tensor, Dtype dtype) {
+  if (tensor.dtype == dtype) return put(to, tensor.bytes);
+  const std::size_t size = bytes_of(dtype);
+  const std::size_t elements = tensor.bytes.size() / bytes_of(tensor.dtype);
+  return put(to, elements * size, [&](std::span<std::byte> out, std::size_t first) {
+    for (std::size_t i = 0; i < out.size() / size; ++i)
+      store_element(out.data(), i,
+                    load_element(tensor.bytes.data(), first / size + i, tensor.dtype), dtype);
   });
 }
 

@@ -9,6 +9,7 @@
 #include "base/expected.hpp"
 #include "device/device.hpp"
 #include "device/device_memory.hpp"
+#include "models/safetensors.hpp"
 
 namespace kvhive {
 
@@ -26,6 +27,8 @@ class Uploader {
       const std::function<void(std::span<std::byte>, std::size_t)>& fill);
   /// The same of bytes that are there already.
   [[nodiscard]] Expected<void> put(std::byte* to, std::span<const std::byte> bytes);
+  /// The same of a tensor's elements, as elements of this type.
+  [[nodiscard]] Expected<void> put(std::byte* to, const TensorView& tensor, Dtype dtype);
 
   /// Waits for all copies. Call it also after a failure, before what they read is freed.
   [[nodiscard]] Expected<void> finish();

@@ -36,7 +36,7 @@ class LaneMap {
   std::size_t count() const { return count_; }
   bool is_by_model() const { return is_by_model_; }
   BlockLimits limits(std::size_t lane) const { return limits_[lane]; }
-  /// For which a block of this domain and model is taken.
+  /// The lane in which a block that is allocated for this domain and model counts.
   std::size_t of(DomainId domain, ModelId model) const {
     if (is_by_model_) return model.value + std::size_t{1};
     return domain.value + std::size_t{1} < count_ ? domain.value + std::size_t{1} : 0;

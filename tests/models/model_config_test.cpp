@@ -458,6 +458,8 @@ TEST(ModelConfig, FieldsOfDeepSeekAreRefusedByNameAndValue) {
            {{{"scoring_func", "sigmoid"}}, "scoring_func = \"sigmoid\""},
            {{{"norm_topk_prob", true}, {"routed_scaling_factor", 2.5}}, "norm_topk_prob = true"},
            {{{"num_experts_per_tok", 13}}, "num_experts_per_tok = 13, expected at most n_routed"},
+           {{{"n_shared_experts", 4096}, {"moe_intermediate_size", 1 << 20}},
+            "n_shared_experts = 4096, expected so few that they are at most 1048576 wide together"},
            {with(grouped, {{"n_group", 5}}), "n_group = 5"},
            {with(grouped, {{"topk_group", 5}}), "topk_group = 5"},
            {with(grouped, {{"num_experts_per_tok", 7}}), "num_experts_per_tok = 7"},

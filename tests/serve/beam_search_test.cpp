@@ -284,6 +284,20 @@ TEST_F(Beams, TheBestOfManyAnswersAreTold) {
   EXPECT_EQ(ask(request)["error"]["param"], "best_of");
 }
 
+/// Some of the answers found what another one had computed; the best may be one of those.
+TEST_F(Beams, OfANewPromptNothingWasCachedHoweverManyAnswersAreComputed) {
+  for (std::size_t i = 0; i < 6; ++i) {
+    const Json told = ask({{"prompt", passage(37 + i * 211, 300)},
+                           {"best_of", 4},
+                           {"max_tokens", 4},
+                           {"temperature", 1},
+                           {"seed", i},
+                           {"ignore_eos", true}});
+    EXPECT_EQ(told["usage"]["prompt_tokens_details"]["cached_tokens"], 0) << told;
+    EXPECT_EQ(told["usage"]["completion_tokens"], 16) << told;
+  }
+}
+
 /// n answers, the best of some, and beams, all at the same time. Text and tokens of each.
 Json many_answers(
     const Service& service, const std::function<void()>& meanwhile = [] {}) {

@@ -63,6 +63,18 @@ TEST_F(AskedDaemon, SaysOkLaterAndNeverAndHasAnExitCodeForEach) {
   EXPECT_TRUE(daemon_.fsck_is_clean());
 }
 
+/// A script that asks before it sends something must not wait for ever.
+TEST_F(AskedDaemon, SaysLaterWhereNoEngineTakesQuestions) {
+  ASSERT_EQ(daemon_.cli({"engine", "drain", "0"}).exit_code, 0);
+  ASSERT_EQ(daemon_.cli({"engine", "drain", "1"}).exit_code, 0);
+  const CommandResult later = ask({"--timeout", "0.5", "x"});
+  EXPECT_EQ(later.exit_code, 2) << later.err;
+  EXPECT_THAT(later.out, StartsWith("LATER; no engine has answered in 0.5 s"));
+  EXPECT_EQ(json({"--timeout", "0.5", "x"})["fit"], "later");
+  ASSERT_EQ(daemon_.cli({"engine", "restart", "0"}).exit_code, 0);
+  EXPECT_EQ(ask({"x"}).exit_code, 0);
+}
+
 TEST_F(AskedDaemon, KnowsWhatIsCachedForWhom) {
   (void)daemon_.connect(0).generate(request_of(passage(0, 400), 4));
   for (const char* engine : {"0", "1"}) {
@@ -80,6 +92,7 @@ TEST_F(AskedDaemon, ChangesNothingInThePool) {
   (void)daemon_.connect(0).generate(request_of(passage(0, 400), 4));
   const Json before = daemon_.stat();
   for (int i = 0; i < 20; ++i) (void)json({passage(0, 900)});
+  (void)ask({"x", "--adapter", "unknown"});
   const Json after = daemon_.stat();
   for (const char* counter : {"queried_blocks", "hit_blocks", "allocated_blocks", "prompt_tokens",
                               "finished_stop", "finished_length", "refused_requests"})

@@ -75,14 +75,14 @@ TEST(SeveralModels, AnAdapterOfAnotherModelIsRefusedInALineThatNamesThisOnes) {
     return connect_to(daemon, model).generate(request)->error.text;
   };
   EXPECT_EQ(refused("demo", "clerk"),
-            "adapter 'clerk': model 'demo' has none of this name; it has lawyer, poet; connect to "
-            "the adapter's own model");
+            "adapter 'clerk': model 'demo' has none of this name; it has lawyer, poet; if it is "
+            "another model's, connect to that one");
   EXPECT_EQ(refused("small", "poet"),
-            "adapter 'poet': model 'small' has none of this name; it has clerk; connect to the "
-            "adapter's own model");
+            "adapter 'poet': model 'small' has none of this name; it has clerk; if it is another "
+            "model's, connect to that one");
   EXPECT_EQ(refused("hybrid", "poet"),
             "adapter 'poet': model 'hybrid' has none of this name; --lora-modules names none for "
-            "it; connect to the adapter's own model");
+            "it; if it is another model's, connect to that one");
   EXPECT_EQ(refused("small", "clerk"), "");
 
   const std::string prompt = passage(0, 600);
@@ -118,7 +118,10 @@ TEST(SeveralModels, AnEngineStartedByHandHasTheAdaptersOfItsModel) {
                                     "--lora-modules", modules};
   };
   EXPECT_THAT(run("kvhive-engine", flags("small:clerk=" + adapters.clerk.path())).err,
-              HasSubstr("fingerprint"));
+              HasSubstr("its weights or its adapters (--lora-modules) are not those"));
+  auto without = flags("clerk=" + adapters.clerk.path());
+  without.erase(without.begin() + 2, without.begin() + 4);
+  EXPECT_THAT(run("kvhive-engine", without).err, HasSubstr("start it with --block-size 32"));
   const pid_t guest = spawn(program("kvhive-engine"), flags("clerk=" + adapters.clerk.path()));
   EXPECT_TRUE(eventually([&] { return daemon.engine(3) != nullptr; }, std::chrono::seconds(60)));
   GenerateRequest request = request_of("In the beginning", 8);
@@ -182,6 +185,19 @@ TEST(SeveralModels, AClientNamesItsModelOrIsToldWhichThereAre) {
                                 "--max-tokens", "4", "--format", "json"});
   EXPECT_EQ(said.json()["engine"], 2) << said.err;
   EXPECT_NE(daemon.cli({"generate", "--model", "x", "--prompt", "a"}).exit_code, 0);
+}
+
+TEST(SeveralModels, AModelsLastEngineIsNotRemovedForItsRequestsWouldWaitForEver) {
+  const Models models;
+  const Daemon daemon(models.flags({"--kv-cache-memory-bytes", "8M"}));
+  const auto refused = daemon.cli({"engine", "remove", "2"});
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_THAT(refused.err, HasSubstr("engine 2 is the last of model 'small', whose requests would "
+                                     "wait for ever; add another first (kvhive engine add --model "
+                                     "small)"));
+  ASSERT_EQ(daemon.cli({"engine", "add", "--model", "small"}).exit_code, 0);
+  EXPECT_EQ(daemon.cli({"engine", "remove", "2"}).exit_code, 0);
+  EXPECT_EQ(connect_to(daemon, "small", 3).generate(request_of("And", 4))->tokens.size(), 4u);
 }
 
 TEST(SeveralModels, AnEngineIsAddedForAModel) {
@@ -276,6 +292,19 @@ TEST(SeveralModels, ToolsNameTheModel) {
         tokens);
 }
 
+TEST(SeveralModels, LayoutSaysWhatADaemonWould) {
+  const std::string a = "a=" + kDemoModel, b = "b=" + kDemoModel;
+  const auto layout = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), {"layout", "--model", a, "--model", b, "--kv-cache-memory-bytes",
+                               "8M", "--model-options"});
+    return run("kvhive", more);
+  };
+  EXPECT_THAT(layout({"a=min-blocks:80%;b=min-blocks:30%"}).err,
+              HasSubstr("'min-blocks:30%' of 'b' makes"));
+  EXPECT_THAT(layout({"a=max-model-len:16"}).out,
+              HasSubstr("16; no longer than a block: nothing of it is cached"));
+}
+
 TEST(SeveralModels, WhatCannotBeIsRefusedByName) {
   const auto words = [](std::vector<std::string> flags) {
     flags.insert(flags.end(), {"--socket", "/tmp/kvhive-nowhere", "--kv-cache-memory-bytes", "8M"});
@@ -284,7 +313,8 @@ TEST(SeveralModels, WhatCannotBeIsRefusedByName) {
   const std::string a = "a=" + kDemoModel, b = "b=" + kDemoModel;
   EXPECT_THAT(words({"--model", a, "--model", a}), HasSubstr("model: 'a' is the name of two"));
   EXPECT_THAT(words({"--model", a, "--model", b, "--model-options", "c=engines:2"}),
-              HasSubstr("model-options: 'c=engines:2' names no model"));
+              AllOf(HasSubstr("model-options: 'c=engines:2' names no model"),
+                    HasSubstr("the names that --model gives: a, b")));
   EXPECT_THAT(words({"--model", a, "--model", b, "--model-options", "a=gears:2"}),
               HasSubstr("model-options: 'gears:2' is unknown"));
   EXPECT_THAT(words({"--model", a, "--model", b, "--model-options", "a=block-size:0"}),

@@ -157,7 +157,10 @@ std::string to_text(const Planned& model, const PoolSize& size) {
   table.add({"device blocks", with_commas(size.device_blocks) + " (one of them the null block)"});
   table.add({"host blocks", with_commas(size.host_blocks)});
   table.add({"tokens in the device tier", with_commas(model.tokens(size))});
-  table.add({"longest request", with_commas(model.longest)});
+  table.add({"longest request", with_commas(model.longest) +
+                                    (layout.block_size < model.longest
+                                         ? ""
+                                         : "; no longer than a block: nothing of it is cached")});
   table.add({"blocks of one such request", "at most " + with_commas(model.held()) + ", " +
                                                format_bytes(model.held() * layout.block_bytes())});
   return table.text();
@@ -182,6 +185,7 @@ Expected<void> run(const LayoutFlags& flags) {
   unlimited.total = unlimited.available = ~std::size_t{0};
   auto size = size_pool(*options, DeviceKind::cpu, models->front().layout.block_bytes(), unlimited);
   if (!size) return forward_error(size);
+  if (auto fit = check_minimums(*hosted, size->device_blocks - 1); !fit) return fit;
   nlohmann::json all = nlohmann::json::array();
   std::string text;
   for (Planned& model : *models) {

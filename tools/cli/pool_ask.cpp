@@ -1,5 +1,8 @@
 // kvhive pool ask: whether a prompt would find room now, as an engine says (vLLM: can_allocate).
 
+#include <fmt/format.h>
+
+#include <chrono>
 #include <cstdio>
 #include <memory>
 #include <optional>
@@ -20,8 +23,12 @@ struct AskFlags {
   PromptFlags prompt;
   std::optional<std::uint32_t> engine;
   std::string domain, model;
+  double timeout_s = 10;
   GenerateRequest request;
 };
+
+/// Thrown out of Client::ask(): no engine has taken the question in time.
+struct NoAnswer {};
 
 Expected<Room> ask(const AskFlags& flags) {
   GenerateRequest request = flags.request;
@@ -37,13 +44,26 @@ Expected<Room> ask(const AskFlags& flags) {
   options.channel_bytes = channel_bytes_for(request);
   auto client = Client::connect(options);
   if (!client) return as_failure(client.error());
-  auto room = client->ask(request);
-  if (!room) return as_failure(room.error());
-  return std::move(*room);
+  const auto end =
+      std::chrono::steady_clock::now() + std::chrono::duration<double>(flags.timeout_s);
+  try {
+    auto room = client->ask(request, [&](const Progress& news) {
+      if (!news.engine && std::chrono::steady_clock::now() > end) throw NoAnswer{};
+    });
+    if (!room) return as_failure(room.error());
+    return std::move(*room);
+  } catch (const NoAnswer&) {
+    Room none;
+    none.fit = Fit::later;
+    none.text = "no engine has answered in " + fmt::format("{:g}", flags.timeout_s) +
+                " s: it is starting, busy, drained or stopped (kvhive pool procs)";
+    return none;
+  }
 }
 
 std::string in_words(const Room& room) {
   if (room.fit == Fit::never) return "NEVER; " + room.text;
+  if (!room.text.empty()) return "LATER; " + room.text;
   const std::string numbers = "blocks needed: " + with_commas(room.needed_blocks) +
                               ", available: " + with_commas(room.available_blocks) +
                               "; tokens cached: " + with_commas(room.cached_tokens) + " of " +
@@ -65,7 +85,7 @@ int report(const AskFlags& flags, const Room& room) {
                            {"cached_tokens", room.cached_tokens},
                            {"needed_blocks", room.needed_blocks},
                            {"available_blocks", room.available_blocks}};
-    if (room.fit == Fit::never) json["text"] = room.text;
+    if (!room.text.empty()) json["text"] = room.text;
     print(json);
   }
   return room.fit == Fit::ok ? 0 : room.fit == Fit::later ? kLaterExit : kNeverExit;
@@ -91,6 +111,11 @@ void add_pool_ask(CLI::App& pool, int& exit_code) {
                       "asked for a request with this adapter (default: the model alone)");
   command->add_option("--cache-salt", flags->request.cache_salt,
                       "asked for a request with this cache salt (default: one without)");
+  command
+      ->add_option("--timeout", flags->timeout_s,
+                   "seconds to wait for an engine that takes questions; then the answer is LATER")
+      ->check(CLI::Range(0.1, 86'400.0))
+      ->capture_default_str();
   command->callback([flags, &exit_code] {
     const auto room = ask(*flags);
     exit_code = room ? report(*flags, *room) : fail(room.error());

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <deque>
 
+#include "base/stop_watch.hpp"
 #include "pool/block_pool.hpp"
 #include "tools/replay/sha256.hpp"
 
@@ -21,11 +22,7 @@ namespace {
 /// Processor time of this thread. Not wall time: no pool operation waits, but other processes may
 /// use the processor meanwhile.
 struct CpuClock {
-  static std::chrono::nanoseconds now() {
-    timespec time{};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-    return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
-  }
+  static std::chrono::nanoseconds now() { return thread_cpu_time(); }
 };
 
 /// Stands for a block's tokens where the trace names contents: the id itself, as two tokens.

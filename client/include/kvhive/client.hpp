@@ -144,10 +144,9 @@ struct ClientOptions {
   std::optional<std::uint32_t> engine = std::nullopt;
   /// Shared memory for the outputs of all requests under way, 1 MiB to 1 GiB; 0 = the default.
   /// About 0.3 MiB of it are the library's. A request takes 32 bytes per token of max_tokens, at
-  /// least 4 KiB; a scored prompt 16 per token and 8 per likeliest token; of a text
-  /// each byte counts as one. All clients of a daemon
-  /// together get 4 GiB. There is as much room for prompts; it takes this process's own memory, as
-  /// they need it.
+  /// least 4 KiB; a scored prompt 16 per token and 8 per likeliest token (of a text each byte is
+  /// counted as a token). All clients of a daemon together get 4 GiB. There is as much room for
+  /// prompts; it takes this process's own memory, as they need it.
   std::size_t channel_bytes = kDefaultChannelBytes;
   /// How long connect() waits for a daemon that is stopped or overloaded.
   std::chrono::milliseconds connect_timeout{10'000};
@@ -260,7 +259,7 @@ KVHIVE_API std::string_view to_string(Finish reason);
 /// Whether a prompt finds room (vLLM's AllocStatus).
 enum class Fit : std::int32_t {
   none = 0,   ///< it was not asked
-  ok = 1,     ///< there is room for all its tokens now, once what waits already has its own
+  ok = 1,     ///< there is room for all its tokens now; requests that wait already go first
   later = 2,  ///< there is not, but there may be when others have ended
   never = 3,  ///< it is longer than the model or the pool ever allows; Room::text says why
 };
@@ -273,7 +272,7 @@ struct Room {
   std::uint32_t prompt_tokens = 0;
   std::uint32_t cached_tokens = 0;     ///< found in the cache: they need not be computed
   std::uint32_t needed_blocks = 0;     ///< besides those that are found and in use
-  std::uint32_t available_blocks = 0;  ///< free, or in use by nobody
+  std::uint32_t available_blocks = 0;  ///< free, or cached and used by nobody
   std::string text;                    ///< if never: why, and what to do
 };
 

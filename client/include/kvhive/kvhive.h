@@ -203,7 +203,7 @@ typedef enum kvhive_finish {
  * KVHIVE_FINISH_ERROR and the error KVHIVE_NEVER_FITS. */
 typedef enum kvhive_fit {
   KVHIVE_FIT_NONE = 0, /* it was not asked */
-  KVHIVE_FIT_OK = 1,   /* there is room for all its tokens now, once what waits has its own */
+  KVHIVE_FIT_OK = 1,   /* there is room for all its tokens now; what waits goes first */
   KVHIVE_FIT_LATER = 2 /* there is not, but there may be when others have ended */
 } kvhive_fit;
 
@@ -249,7 +249,7 @@ typedef struct kvhive_progress {
   size_t prompt_count;
   int32_t fit;               /* a kvhive_fit, if finish is KVHIVE_FINISH_ROOM; then also: */
   uint32_t needed_blocks;    /* besides those that are found and in use */
-  uint32_t available_blocks; /* free, or in use by nobody */
+  uint32_t available_blocks; /* free, or cached and used by nobody */
 } kvhive_progress;
 
 static inline kvhive_progress kvhive_empty_progress(void) {

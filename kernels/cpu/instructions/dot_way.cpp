@@ -4,23 +4,17 @@
 
 #include <algorithm>
 #include <atomic>
-#include <ctime>
 
+#include "base/stop_watch.hpp"
 #include "kernels/cpu/instructions/cpu_kernels.hpp"
 
 namespace kvhive {
 namespace {
 
 constexpr int kSteps = 2000, kSums = 16;
-/// What many rows must gain: weights become floats first, and few rows wait for memory either way.
+/// Multiplications must be so much faster: to convert weights to floats costs many rows time, and
+/// few rows wait for memory either way.
 constexpr double kLeastGain = 1.5;
-
-/// CPU time of this thread. It stands still while another process has the core.
-double nanoseconds() {
-  timespec time{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return 1e9 * static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec);
-}
 
 alignas(64) constexpr float kZeros[16] = {};
 
@@ -70,10 +64,11 @@ ChosenWay<DotWay> measure() {
   constexpr int kRounds = 6;
   for (int round = 0; round < kRounds; ++round)
     for (std::size_t way = 0; way < chosen.rates.size(); ++way) {
-      const double start = nanoseconds();
+      const auto start = thread_cpu_time();
       (way == 0 ? run_instructions : run_multiplications)();
       chosen.rates[way] =
-          std::max(chosen.rates[way], double{kSteps} * kSums / (nanoseconds() - start));
+          std::max(chosen.rates[way], double{kSteps} * kSums /
+                                          static_cast<double>((thread_cpu_time() - start).count()));
     }
   if (chosen.rates[1] >= kLeastGain * chosen.rates[0]) chosen.way = DotWay::multiplications;
   return chosen;

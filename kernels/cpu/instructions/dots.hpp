@@ -19,7 +19,7 @@ namespace {
 
 #ifdef KVHIVE_MULTIPLIED
 
-/// How a number is kept that multiplies all lanes.
+/// An element of a query, or a weight, that multiplies all lanes.
 using DotNumber = float;
 /// 16 pairs.
 struct DotPairs {

@@ -1,12 +1,12 @@
-// Attention by bf16 dot products. Compiled for AVX-512 BF16, or emulated. Start reading at
-// `attend_chunk` at the end.
+// Attention by bf16 dot products. Compiled for AVX-512 BF16 (by its instruction, and by
+// multiplications: KVHIVE_MULTIPLIED), or emulated. Start reading at `attend_chunk` at the end.
 //
-// Decode is limited by memory, and no software prefetch reads memory as fast as the CPU's own
-// prefetchers do when they see a few long runs side by side. So a chunk is read as a copy would
-// read it: 4 token groups (4 blocks, if blocks have 16 tokens) side by side, first K of all kv
-// heads, then V of all kv heads. This is also why V is added up group by group: 4 rows times 4
-// groups are 16 sums, enough to keep two dot products per cycle in flight. Prefill takes 4 rows
-// times 64 dims of one group instead, and gets the same bits.
+// Decode is limited by memory, which is read fastest when the CPU's own prefetchers see a few long
+// runs side by side. So a chunk is read as a copy would read it: 4 token groups (4 blocks, if
+// blocks have 16 tokens) side by side, first K of all kv heads, then V of all kv heads. This is
+// also why V is added up group by group: 4 rows times 4 groups are 16 sums, enough to keep two dot
+// products per cycle in flight. Prefill takes 4 rows times 64 dims of one group instead, and gets
+// the same bits.
 //
 // 8-bit elements are converted to bf16, exactly, in registers on their way to the dot product; if
 // many rows share them, they are converted once for all rows. Scales multiply scores and weights.

@@ -378,8 +378,14 @@ void Generation::keep_the_best() {
     const auto last = first + request_.best_of, told = first + request_.n;
     std::stable_sort(first, last,
                      [&](const Choice& a, const Choice& b) { return logprob(a) > logprob(b); });
-    std::move(first, told, std::back_inserter(best));
+    // The best may have found what its siblings had just computed.
+    const std::uint32_t cached =
+        std::min_element(first, last, [](const Choice& a, const Choice& b) {
+          return a.cached_tokens < b.cached_tokens;
+        })->cached_tokens;
     for (auto other = told; other != last; ++other) generated_in_vain_ += other->generated;
+    for (auto one = first; one != told; ++one) one->cached_tokens = cached;
+    std::move(first, told, std::back_inserter(best));
   }
   choices_ = std::move(best);
   finished_ = choices_.size();
