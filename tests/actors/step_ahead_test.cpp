@@ -20,10 +20,16 @@ constexpr std::uint32_t kSize = 4;  // tokens per block
 /// A pipeline over blocks of 4 tokens. The test takes the parts of scheduler and executor.
 class StepAhead : public ::testing::Test {
  protected:
-  explicit StepAhead(const PoolGeometry& geometry = small_geometry(17, 0, kSize))
+  explicit StepAhead(const PoolGeometry& geometry = small_geometry(17, 0, kSize),
+                     BlockManagerConfig config = {})
       : memory_(private_pool(geometry)),
         pool_(signed_in(memory_), ProcessSlot{0}),
-        pipeline_(BlockManagerState(pool_, {.async_scheduling = true})) {}
+        pipeline_(BlockManagerState(pool_, ahead(std::move(config)))) {}
+
+  static BlockManagerConfig ahead(BlockManagerConfig config) {
+    config.async_scheduling = true;
+    return config;
+  }
 
   static const PoolMemory& signed_in(const PoolMemory& memory) {
     occupy(memory, ProcessSlot{0}, 1);
@@ -257,17 +263,23 @@ TEST_F(StepAheadInASmallPool, TakesOnlyWhomThereIsRoomFor) {
   EXPECT_THAT(seqs(plans.at(0)), ElementsAre(1));
 }
 
-class StepAheadInAWindow : public StepAhead {
+class StepAheadInAGroup : public StepAhead {
  protected:
-  StepAheadInAWindow() : StepAhead(geometry()) {}
-  static PoolGeometry geometry() {
+  explicit StepAheadInAGroup(CacheGroup group, BlockManagerConfig config = {})
+      : StepAhead(geometry(group), std::move(config)) {}
+  static PoolGeometry geometry(CacheGroup group) {
     PoolGeometry geometry = small_geometry(17, 0, kSize);
-    geometry.models[0].groups = groups_of({window(4)});
+    geometry.models[0].groups = groups_of({group});
     return geometry;
   }
 };
 
-/// vLLM: test_chunked_local_free_waits_for_in_flight_step.
+class StepAheadInAWindow : public StepAheadInAGroup {
+ protected:
+  StepAheadInAWindow() : StepAheadInAGroup(window(4)) {}
+};
+
+/// vLLM: test_swa_inflight_window_free.
 TEST_F(StepAheadInAWindow, KeepsTheBlocksThatTheStepUnderWayReads) {
   add(1, 6);
   auto plans = ask({});
@@ -284,6 +296,48 @@ TEST_F(StepAheadInAWindow, KeepsTheBlocksThatTheStepUnderWayReads) {
   (void)pipeline_.answer();
   ask({1});
   EXPECT_EQ(pool_.references(first), 0u);
+}
+
+/// Without a cache: with one, a prompt is computed from its last chunk on, for none before is read.
+class StepAheadInChunks : public StepAheadInAGroup {
+ protected:
+  StepAheadInChunks() : StepAheadInAGroup(chunks(8), {.prefix_caching = false}) {}
+};
+
+/// vLLM: test_chunked_local_free_waits_for_in_flight_step.
+TEST_F(StepAheadInChunks, KeepsThoseOfAPromptUntilItIsComputed) {
+  add(1, 10);
+  const auto plans = ask({});
+  ASSERT_EQ(plans.size(), 2u);
+  const std::vector<BlockId> prompt = plans[0].work.at(0).blocks;
+  ASSERT_EQ(prompt.size(), 3u);
+  EXPECT_THAT(plans[1].work.at(0).blocks, ElementsAre(kNullBlock, kNullBlock, prompt[2]));
+  EXPECT_EQ(available(), 13u);
+  compute(plans[0], 50);
+  (void)pipeline_.answer();
+  ask({1});
+  EXPECT_EQ(available(), 15u);
+  for (const BlockId block : {prompt[0], prompt[1]}) EXPECT_EQ(pool_.references(block), 0u);
+  EXPECT_EQ(pool_.references(prompt[2]), 1u);
+}
+
+TEST_F(StepAheadInChunks, KeepsTheOneThatTheStepUnderWayReads) {
+  add(1, 7);
+  auto plans = ask({});
+  ASSERT_EQ(plans.size(), 2u);
+  const std::vector<BlockId> chunk = plans[1].work.at(0).blocks;
+  ASSERT_EQ(chunk.size(), 2u);
+  compute(plans[0], 50);
+  (void)pipeline_.answer();
+  // Token 7, which is computed now, reads all of its chunk; token 8 of the next plan begins one.
+  const auto next = ask({1});
+  ASSERT_EQ(next.size(), 1u);
+  EXPECT_THAT(next[0].work.at(0).blocks, ElementsAre(kNullBlock, kNullBlock, ::testing::_));
+  for (const BlockId block : chunk) EXPECT_EQ(pool_.references(block), 1u);
+  compute(plans[1], 51);
+  (void)pipeline_.answer();
+  ask({1});
+  for (const BlockId block : chunk) EXPECT_EQ(pool_.references(block), 0u);
 }
 
 class StepAheadWithAHostTier : public StepAhead {
