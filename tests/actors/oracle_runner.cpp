@@ -9,9 +9,10 @@
 namespace kvhive::testing {
 namespace {
 
-/// Before the first token. What was computed with another adapter has another past.
-std::uint64_t no_past(std::int32_t adapter) {
-  return 0x9e3779b97f4a7c15ull * (static_cast<std::uint64_t>(adapter) + 2);
+/// Before the first token. What another voice has computed has another past.
+std::uint64_t no_past(OracleVoice voice) {
+  return 0x9e3779b97f4a7c15ull *
+         (static_cast<std::uint64_t>(voice.adapter) + 2 + 1000 * std::uint64_t{voice.model.value});
 }
 
 std::uint64_t extend(std::uint64_t past, TokenId token, std::uint64_t position) {
@@ -21,8 +22,8 @@ std::uint64_t extend(std::uint64_t past, TokenId token, std::uint64_t position) 
   return h ^ h >> 31;
 }
 
-std::uint64_t past_of(std::span<const TokenId> sequence, std::int32_t adapter) {
-  std::uint64_t past = no_past(adapter);
+std::uint64_t past_of(std::span<const TokenId> sequence, OracleVoice voice) {
+  std::uint64_t past = no_past(voice);
   for (std::size_t i = 0; i < sequence.size(); ++i) past = extend(past, sequence[i], i);
   return past;
 }
@@ -49,9 +50,9 @@ PromptToken score(TokenId token, std::uint64_t past, std::uint32_t likeliest) {
 }  // namespace
 
 std::vector<PromptToken> oracle_scores(std::span<const TokenId> prompt, std::uint32_t likeliest,
-                                       std::int32_t adapter) {
+                                       OracleVoice voice) {
   std::vector<PromptToken> scores = {{prompt.front(), 0, 0, {}}};
-  std::uint64_t past = no_past(adapter);
+  std::uint64_t past = no_past(voice);
   for (std::size_t i = 1; i < prompt.size(); ++i) {
     past = extend(past, prompt[i - 1], i - 1);
     scores.push_back(score(prompt[i], past, likeliest));
@@ -59,18 +60,18 @@ std::vector<PromptToken> oracle_scores(std::span<const TokenId> prompt, std::uin
   return scores;
 }
 
-TokenId oracle_next(std::span<const TokenId> sequence, std::int32_t adapter) {
-  return token_of(past_of(sequence, adapter));
+TokenId oracle_next(std::span<const TokenId> sequence, OracleVoice voice) {
+  return token_of(past_of(sequence, voice));
 }
 
 OracleOutput oracle_output(std::span<const TokenId> prompt, const GenerationParams& params,
-                           std::uint32_t max_model_len, std::int32_t adapter) {
+                           std::uint32_t max_model_len, OracleVoice voice) {
   std::vector<TokenId> sequence(prompt.begin(), prompt.end());
   OracleOutput output;
   while (output.reason == FinishReason::none) {
     const TokenId next = params.rules.change_no_logits()
-                             ? oracle_next(sequence, adapter)
-                             : ruled_token_of(past_of(sequence, adapter), output.tokens);
+                             ? oracle_next(sequence, voice)
+                             : ruled_token_of(past_of(sequence, voice), output.tokens);
     sequence.push_back(next);
     output.tokens.push_back(next);
     const auto& stops = params.stop_token_ids;
@@ -85,8 +86,8 @@ OracleOutput oracle_output(std::span<const TokenId> prompt, const GenerationPara
 }
 
 OracleRunner::TokenKv& OracleRunner::at(std::uint32_t block, std::size_t offset) const {
-  const std::size_t bytes = memory_.geometry().models[0].kv.block_bytes();
-  const std::size_t stride = bytes / memory_.geometry().models[0].tokens_per_block;
+  const std::size_t bytes = memory_.geometry().block_bytes();
+  const std::size_t stride = bytes / cache_.tokens_per_block;
   KV_CHECK(stride >= sizeof(TokenKv), stride);
   return *reinterpret_cast<TokenKv*>(memory_.arena(Tier::device) + block * bytes + offset * stride);
 }
@@ -96,8 +97,7 @@ Expected<StepResults> OracleRunner::run(const StepPlan& plan) {
   std::byte* const device = memory_.arena(Tier::device);
   block_copy_cpu(whole_blocks(device, device, memory_.geometry().block_bytes(), plan.copies));
   for (const ScheduledSequence& work : plan.work)
-    for (std::size_t g = 0; g < memory_.geometry().models[0].groups.count; ++g)
-      check_table(work, g);
+    for (std::size_t g = 0; g < cache_.groups.count; ++g) check_table(work, g);
   for (const ScheduledSequence& work : plan.work) write(work);
   const std::vector<SampledRow> rows = sampled_rows(plan);
   std::vector<GeneratedToken> sampled;
@@ -120,19 +120,18 @@ Expected<StepResults> OracleRunner::run(const StepPlan& plan) {
 
 std::span<const BlockId> OracleRunner::table_of(const ScheduledSequence& work,
                                                 std::size_t group) const {
-  const std::size_t blocks = work.blocks.size() / memory_.geometry().models[0].groups.count;
+  const std::size_t blocks = work.blocks.size() / cache_.groups.count;
   return std::span(work.blocks).subspan(group * blocks, blocks);
 }
 
 /// This process holds every block that the step reads, and no block stands in other places. Blocks
 /// that the step writes are unpublished, held by no other process, and in no other table.
 void OracleRunner::check_table(const ScheduledSequence& work, std::size_t group) {
-  const std::uint32_t size = memory_.geometry().models[0].tokens_per_block;
+  const std::uint32_t size = cache_.tokens_per_block;
   const std::size_t end = work.start + work.tokens.size();
   const std::span<const BlockId> table = table_of(work, group);
   KV_CHECK(!work.tokens.empty() && table.size() == (end + size - 1) / size, table.size(), end);
-  const std::size_t first =
-      memory_.geometry().models[0].groups.group[group].first_block(work.start, size);
+  const std::size_t first = cache_.groups.group[group].first_block(work.start, size);
   for (std::size_t i = 0; i < table.size(); ++i) {
     const std::uint32_t block = table[i].value;
     KV_CHECK((block == 0) == (i < first) && block < memory_.geometry().device_blocks, block, i,
@@ -148,14 +147,14 @@ void OracleRunner::check_table(const ScheduledSequence& work, std::size_t group)
 }
 
 void OracleRunner::write(const ScheduledSequence& work) const {
-  const std::uint32_t size = memory_.geometry().models[0].tokens_per_block;
+  const std::uint32_t size = cache_.tokens_per_block;
   std::uint64_t past = read_back(work, work.start, work.start);
   for (std::size_t i = 0; i < work.tokens.size(); ++i) {
     const std::size_t position = work.start + i;
     const bool is_embedded = work.embedded && position < work.embedded->rows();
     const TokenId token =
         is_embedded ? static_cast<TokenId>(work.embedded->row(position).front()) : work.tokens[i];
-    for (std::size_t g = 0; g < memory_.geometry().models[0].groups.count; ++g)
+    for (std::size_t g = 0; g < cache_.groups.count; ++g)
       at(table_of(work, g)[position / size].value, position % size) = {
           token, static_cast<std::uint32_t>(position), past};
     past = extend(past, token, position);
@@ -167,14 +166,14 @@ void OracleRunner::write(const ScheduledSequence& work) const {
 /// for it, or if groups disagree. Some group must see the token before.
 std::uint64_t OracleRunner::read_back(const ScheduledSequence& work, std::size_t query,
                                       std::size_t tokens) const {
-  const std::uint32_t size = memory_.geometry().models[0].tokens_per_block;
-  if (tokens == 0) return no_past(work.adapter);
+  const std::uint32_t size = cache_.tokens_per_block;
+  if (tokens == 0) return no_past(voice_of(work));
   std::uint64_t agreed = 0;
   std::size_t seen = 0, damaged = 0;
-  for (std::size_t g = 0; g < memory_.geometry().models[0].groups.count; ++g) {
-    const std::size_t first = memory_.geometry().models[0].groups.group[g].skipped_tokens(query);
+  for (std::size_t g = 0; g < cache_.groups.count; ++g) {
+    const std::size_t first = cache_.groups.group[g].skipped_tokens(query);
     if (first >= tokens) continue;
-    std::uint64_t past = no_past(work.adapter);
+    std::uint64_t past = no_past(voice_of(work));
     for (std::size_t i = first; i < tokens; ++i) {
       const TokenKv& kv = at(table_of(work, g)[i / size].value, i % size);
       if (i == first && first != 0) past = kv.past;

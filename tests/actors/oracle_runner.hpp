@@ -18,8 +18,14 @@ namespace kvhive::testing {
 inline constexpr std::uint32_t kOracleVocab = 32;
 inline constexpr TokenId kOracleEos = 31;
 
+/// Who computes: models and their adapters say different things.
+struct OracleVoice {
+  std::int32_t adapter = -1;
+  ModelId model{};
+};
+
 /// The token after `sequence`, from the oracle's definition alone.
-TokenId oracle_next(std::span<const TokenId> sequence, std::int32_t adapter = -1);
+TokenId oracle_next(std::span<const TokenId> sequence, OracleVoice voice = {});
 
 /// All tokens that a request generates, and why it ends. The oracle does not know stop strings. Of
 /// rules it knows that there are some, and min_tokens.
@@ -28,18 +34,20 @@ struct OracleOutput {
   FinishReason reason = FinishReason::none;
 };
 OracleOutput oracle_output(std::span<const TokenId> prompt, const GenerationParams& params,
-                           std::uint32_t max_model_len, std::int32_t adapter = -1);
+                           std::uint32_t max_model_len, OracleVoice voice = {});
 
 /// How the oracle scores a prompt.
 std::vector<PromptToken> oracle_scores(std::span<const TokenId> prompt, std::uint32_t likeliest,
-                                       std::int32_t adapter = -1);
+                                       OracleVoice voice = {});
 
 /// Computes from an embedding of one value as from a token of that number, which is none of the
 /// vocabulary.
 class OracleRunner : public StepRunner {
  public:
-  /// \param slot  plans may only use blocks that this slot holds
-  OracleRunner(const PoolMemory& memory, ProcessSlot slot) : memory_(memory), slot_(slot) {}
+  /// \param slot   plans may only use blocks that this slot holds
+  /// \param model  whose groups and blocks the plans are of
+  OracleRunner(const PoolMemory& memory, ProcessSlot slot, ModelId model = {})
+      : memory_(memory), slot_(slot), model_(model), cache_(memory.geometry()[model]) {}
 
   Expected<StepResults> run(const StepPlan& plan) override;
 
@@ -50,6 +58,7 @@ class OracleRunner : public StepRunner {
     std::uint32_t position;
     std::uint64_t past;  ///< hash of all tokens before this one
   };
+  OracleVoice voice_of(const ScheduledSequence& work) const { return {work.adapter, model_}; }
   TokenKv& at(std::uint32_t block, std::size_t offset) const;
   std::span<const BlockId> table_of(const ScheduledSequence& work, std::size_t group) const;
   void check_table(const ScheduledSequence& work, std::size_t group);
@@ -59,6 +68,8 @@ class OracleRunner : public StepRunner {
 
   const PoolMemory& memory_;
   ProcessSlot slot_;
+  ModelId model_;
+  ModelCache cache_;
   std::set<std::uint32_t> written_;  ///< blocks written by this step
 };
 

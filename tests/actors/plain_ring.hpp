@@ -39,15 +39,16 @@ struct RingConfig {
 
 class PlainRing {
  public:
-  PlainRing(const PoolMemory& memory, ProcessSlot slot, const RingConfig& config)
+  PlainRing(const PoolMemory& memory, ProcessSlot slot, const RingConfig& config,
+            ModelId model = {})
       : PlainRing(memory, slot, config, std::make_unique<SwapperState>(memory),
-                  std::make_unique<OracleRunner>(memory, slot), {}) {}
+                  std::make_unique<OracleRunner>(memory, slot, model), {}, model) {}
   PlainRing(const PoolMemory& memory, ProcessSlot slot, const RingConfig& config,
             std::unique_ptr<Swapper> swapper, std::unique_ptr<StepRunner> runner,
-            EraseOnDevice erase)
+            EraseOnDevice erase, ModelId model = {})
       : memory_(memory),
         slot_(slot),
-        pool_(memory, slot, Scrub::on_domain_change, std::move(erase)),
+        pool_(memory, slot, Scrub::on_domain_change, std::move(erase), model),
         scheduler_(config.scheduler),
         pipeline_(BlockManagerState(pool_, config.block_manager)),
         swapper_(std::move(swapper)),
@@ -86,6 +87,8 @@ class PlainRing {
   BlockPool& pool() { return pool_; }
   CopyPolicy& copy_policy() { return pipeline_.state().copy_policy(); }
   SchedulerState& scheduler() { return scheduler_; }
+  /// Steps that the model has computed.
+  std::uint64_t steps() const { return steps_; }
   /// No request runs or waits, and the block manager has been told all ends.
   bool is_quiet() const { return has_settled_ && scheduler_.unfinished() == 0; }
 
@@ -98,6 +101,7 @@ class PlainRing {
     newest_.fill_in(plan);
     auto results = runner_->run(plan);
     if (!results) return forward_error(results);
+    ++steps_;
     newest_ = NewestTokens(results->sampled);
     pipeline_.done(
         {plan.step, plan.outcome, std::move(results->sampled), {}, std::move(results->scored)});
@@ -113,6 +117,7 @@ class PlainRing {
   std::unique_ptr<StepRunner> runner_;
   NewestTokens newest_;
   std::deque<StepPlan> plans_;  ///< with the executor
+  std::uint64_t steps_ = 0;
   bool is_asked_ = false;
   bool runs_first_ = false;
   bool has_settled_ = true;

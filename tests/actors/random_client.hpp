@@ -26,6 +26,7 @@ struct RandomClient {
   GenerationParams params{};
   DomainId domain{};
   std::int32_t adapter = -1;
+  ModelId model{};
   std::shared_ptr<Recording> recording = std::make_shared<Recording>();
   bool is_aborted = false;
   bool was_taken_over = false;
@@ -48,7 +49,7 @@ struct RandomClient {
 
   /// \param max_model_len  of the engine
   ::testing::AssertionResult got_what_the_oracle_computes(std::uint32_t max_model_len) const {
-    const OracleOutput expected = oracle_output(prompt, params, max_model_len, adapter);
+    const OracleOutput expected = oracle_output(prompt, params, max_model_len, {adapter, model});
     const Recording& got = *recording;
     const auto wrong = [&](const char* what) {
       return ::testing::AssertionFailure()
@@ -65,7 +66,7 @@ struct RandomClient {
     if (got.reason != expected.reason) return wrong("another end than the oracle's");
     if (got.tokens != expected.tokens) return wrong("other tokens than the oracle's");
     if (!params.prompt_logprobs) return ::testing::AssertionSuccess();
-    if (got.prompt != oracle_scores(prompt, *params.prompt_logprobs, adapter))
+    if (got.prompt != oracle_scores(prompt, *params.prompt_logprobs, {adapter, model}))
       return wrong("its prompt is scored otherwise than by the oracle");
     // A successor need not score what the dead engine had scored, and reads the cache.
     if (!was_taken_over && got.stats.cached_tokens != 0) return wrong("a scored prompt was cached");
