@@ -92,8 +92,8 @@ TEST_F(SingleFlightOfEngines, AreNotHeldUpByADeath) {
   EXPECT_TRUE(daemon.fsck_is_clean());
 }
 
-/// How the wait follows from what computing takes, tests/actors/single_flight_test.cpp proves.
-TEST_F(SingleFlightOfEngines, WaitForAStoppedOneNoLongerThanComputingTakes) {
+/// How long they wait for it, tests/actors/single_flight_test.cpp proves.
+TEST_F(SingleFlightOfEngines, AnswerWhileTheOneTheyWaitForIsStopped) {
   const Daemon daemon(flags());
   const PoolMemory pool = daemon.pool();
   const pid_t first = daemon.engine(0)["pid"].get<pid_t>();
@@ -106,6 +106,8 @@ TEST_F(SingleFlightOfEngines, WaitForAStoppedOneNoLongerThanComputingTakes) {
   std::printf(
       "the engine that computes is stopped half-way: all others have answered %.2f s later\n",
       watch.seconds());
+  EXPECT_EQ(state_of(first), 'T');
+  EXPECT_EQ(clients_[0].read(ids_[0])->reason, Finish::none);
   signal_process(first, SIGCONT);
   EXPECT_EQ(answer(0, ids_[0]), undisturbed());
   // Only one of those that had waited has computed what the stopped one had not.
