@@ -28,12 +28,26 @@ inline Tensors read_tensors(const std::filesystem::path& directory) {
   const auto files = SafetensorsDirectory::open(directory).value();
   Tensors tensors;
   for (const std::string& name : files.names()) {
-    const TensorEntry& entry = *files.entry(name);
-    Tensor tensor{entry.shape, std::vector<float>(entry.bytes.size() / sizeof(float))};
-    std::memcpy(tensor.values.data(), entry.bytes.data(), entry.bytes.size());
+    const std::vector<std::int64_t>& shape = files.entry(name)->shape;
+    std::size_t count = 1;
+    for (const std::int64_t size : shape) count *= static_cast<std::size_t>(size);
+    Tensor tensor{shape, std::vector<float>(count)};
+    read_floats(files.find(name, shape).value(), 0, tensor.values);
     tensors[name] = std::move(tensor);
   }
   return tensors;
+}
+
+/// Writes a model's weights as f32, into one file: products round nothing then.
+inline void widen_weights(const TempDirectory& model) {
+  const std::string weights = safetensors(read_tensors(model.path()));
+  for (const auto& file : std::filesystem::directory_iterator(model.path()))
+    if (file.path().filename().string().find("safetensors") != std::string::npos)
+      std::filesystem::remove(file.path());
+  model.write("model.safetensors", weights);
+  nlohmann::json config = nlohmann::json::parse(model.read("config.json"));
+  config["torch_dtype"] = "float32";
+  model.write("config.json", config.dump());
 }
 
 /// An adapter of a golden model with random matrices of this rank for some of its weights.

@@ -33,6 +33,39 @@ TEST_F(LoraAdapterTest, LogitsAreThoseOfMergedWeights) {
   }
 }
 
+class LoraOfFamily : public ::testing::TestWithParam<const char*> {};
+
+/// All that may be adapted: not what belongs to experts, nor what latent attention absorbs.
+TEST_P(LoraOfFamily, LogitsAreThoseOfMergedWeights) {
+  const std::string name = GetParam();
+  const Adapter adapter(
+      3, 4, 8,
+      {"q_proj", "k_proj", "v_proj", "o_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa",
+       "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "feed_forward.gate_proj",
+       "feed_forward.up_proj", "feed_forward.down_proj"},
+      name);
+  const TempDirectory alone(kGolden / name), merged(kGolden / name);
+  widen_weights(alone);
+  widen_weights(merged);
+  adapter.merge_into(merged);
+  auto plain = Transformer::load(alone.path()).value();
+  const auto added = plain.add_adapter(adapter.path());
+  ASSERT_TRUE(added.has_value()) << added.error().text;
+  auto model = Transformer::load(merged.path()).value();
+  const auto tokens = read_golden(name).tokens;
+  const auto expected = logits_of(model, -1, tokens);
+  // Rows of bf16: f32 rounds a few elements the other way.
+  EXPECT_LT(relative_error(logits_of(plain, *added, tokens), expected),
+            plain.config().is_latent() ? 1e-3 : 1e-5);
+  EXPECT_GT(relative_error(logits_of(plain, -1, tokens), expected), 1e-2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, LoraOfFamily,
+                         ::testing::Values("llama3", "mistral", "qwen2", "qwen3", "qwen3_moe",
+                                           "gemma2", "gemma3", "deepseek_v2", "deepseek_v2_lite",
+                                           "llama4"),
+                         [](const auto& family) { return std::string(family.param); });
+
 /// kv_b_proj is absorbed, so it has no product that an adapter could be added to.
 TEST(LoraOfLatents, LogitsAreThoseOfMergedWeightsAndTheAbsorbedMatrixIsRefused) {
   const std::string name = "deepseek_v2_lite";
