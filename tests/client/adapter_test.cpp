@@ -6,7 +6,7 @@
 #include <map>
 
 #include "tests/support/demo_adapter.hpp"
-#include "tests/tools/daemon.hpp"
+#include "tests/tools/whole_answers.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -75,6 +75,27 @@ TEST_F(Adapters, ARequestGoesOnWithItsAdapterWhenItsEngineDies) {
   });
   ASSERT_TRUE(done.has_value());
   EXPECT_EQ(ids(*done), expected);
+}
+
+/// Of two adapters and of none, in a pool that is too small for all.
+TEST_F(Adapters, PreemptedRequestsGiveTheTokensOfEachAlone) {
+  std::vector<GenerateRequest> all = overlapping_requests(24, 30, 10);
+  for (std::size_t i = 0; i < all.size(); ++i)
+    all[i].adapter = std::array{"poet", "", "lawyer"}[i / 3 % 3];
+  const Tokens expected = tokens_one_by_one(daemon_, all);
+  for (const bool is_swap : {false, true}) {
+    SCOPED_TRACE(is_swap ? "swap" : "recompute");
+    const Daemon daemon({"--engines", "2", "--lora-modules", modules_, "--num-gpu-blocks-override",
+                         "90", "--swap-space", "8M", "--preemption-mode",
+                         is_swap ? "swap" : "recompute", "--max-model-len", "512",
+                         "--max-num-batched-tokens", "64", "--max-num-seqs", "12"});
+    EXPECT_EQ(tokens_at_once(daemon, all), expected);
+    EXPECT_EQ(tokens_at_once(daemon, all), expected);
+    EXPECT_GT(counted(daemon.pool(), is_swap ? CounterName("preemptions_swap")
+                                             : CounterName("preemptions_recompute")),
+              0u);
+    EXPECT_TRUE(daemon.fsck_is_clean());
+  }
 }
 
 TEST_F(Adapters, ANameThatNobodyHasIsRefusedWithThoseThatThereAre) {
