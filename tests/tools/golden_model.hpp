@@ -71,11 +71,11 @@ inline void expect_same_tokens_everywhere(const std::string& name, const GoldenD
     EXPECT_GT(daemon.stat()["hit_blocks"].get<int>(), 24);
     EXPECT_TRUE(daemon.fsck_is_clean());
   }
-  {
-    SCOPED_TRACE("a pool that is too small, preemption by swap");
+  for (const char* mode : {"recompute", "swap"}) {
+    SCOPED_TRACE(std::string("a pool that is too small, preemption by ") + mode);
     const Daemon daemon(
         with({"--engines", "2", "--num-gpu-blocks-override", std::to_string(how.small_pool),
-              "--swap-space", "8M", "--preemption-mode", "swap", "--max-model-len", "128",
+              "--swap-space", "8M", "--preemption-mode", mode, "--max-model-len", "128",
               "--max-num-batched-tokens", "64", "--max-num-seqs", "12"}));
     EXPECT_EQ(at_once(daemon), expected);
     EXPECT_EQ(at_once(daemon), expected);

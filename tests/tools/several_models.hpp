@@ -1,44 +1,58 @@
 #pragma once
-// Three small models, with adapters or without, what each says alone, and what they say as one
-// daemon's.
+// Small models, with adapters or without, what each says alone, and what they say as one daemon's.
 
 #include <functional>
+#include <initializer_list>
 #include <map>
 
 #include "tests/support/demo_adapter.hpp"
+#include "tests/tools/golden_model.hpp"
 #include "tests/tools/small_model.hpp"
 #include "tests/tools/whole_answers.hpp"
 #include "tests/tools/windowed_models.hpp"
 
 namespace kvhive::testing {
 
-/// Full attention in 16 tokens a block, in 32 a block, and two groups with windows.
-struct Models {
-  SmallModel small{};
-  WindowedModel hybrid = WindowedModel::qwen(64, 2);
+/// By model, the directories of its adapters by their names.
+using AdaptersOfModels = std::map<std::string, std::map<std::string, std::string>>;
 
-  std::map<std::string, std::string> directories() const {
-    return {{"demo", kDemoModel}, {"hybrid", hybrid.path()}, {"small", small.path()}};
-  }
+/// The models of a daemon, and their adapters.
+class NamedModels {
+ public:
+  /// By the models' names.
+  const std::map<std::string, std::string>& directories() const { return directories_; }
+  const AdaptersOfModels& adapters() const { return adapters_; }
   std::vector<std::string> flags(std::vector<std::string> more) const {
-    for (const auto& [name, directory] : directories())
+    for (const auto& [name, directory] : directories_)
       more.insert(more.end(), {"--model", name + "=" + directory});
-    for (const auto& [model, own] : adapters)
+    for (const auto& [model, own] : adapters_)
       for (const auto& [name, directory] : own)
         more.insert(more.end(), {"--lora-modules", model + ":" + name + "=" + directory});
     return more;
   }
   /// The flags of a daemon with one of them only.
   std::vector<std::string> flags_of(const std::string& model, std::vector<std::string> more) const {
-    more.insert(more.end(), {"--model", directories().at(model)});
-    if (const auto own = adapters.find(model); own != adapters.end())
+    more.insert(more.end(), {"--model", directories_.at(model)});
+    if (const auto own = adapters_.find(model); own != adapters_.end())
       for (const auto& [name, directory] : own->second)
         more.insert(more.end(), {"--lora-modules", name + "=" + directory});
     return more;
   }
 
-  /// By model, the directories of its adapters by their names.
-  std::map<std::string, std::map<std::string, std::string>> adapters{};
+ protected:
+  std::map<std::string, std::string> directories_{};
+  AdaptersOfModels adapters_{};
+};
+
+/// Full attention in 16 tokens a block, in 32 a block, and two groups with windows.
+struct Models : NamedModels {
+  Models() {
+    directories_ = {{"demo", kDemoModel}, {"hybrid", hybrid.path()}, {"small", small.path()}};
+  }
+  explicit Models(AdaptersOfModels adapters) : Models() { adapters_ = std::move(adapters); }
+
+  SmallModel small{};
+  WindowedModel hybrid = WindowedModel::qwen(64, 2);
 };
 
 /// Adapters of two of the models.
@@ -46,17 +60,30 @@ struct AdaptersOfTwo {
   DemoAdapter poet{1}, lawyer{2}, clerk{3, 2};
 
   Models models() const {
-    return {.adapters = {{"demo", {{"lawyer", lawyer.path()}, {"poet", poet.path()}}},
-                         {"small", {{"clerk", clerk.path()}}}}};
+    return Models({{"demo", {{"lawyer", lawyer.path()}, {"poet", poet.path()}}},
+                   {"small", {{"clerk", clerk.path()}}}});
   }
+};
+
+/// Small random models of these names: latent attention, chunks, windows, experts.
+class GoldenModels : public NamedModels {
+ public:
+  explicit GoldenModels(std::initializer_list<const char*> names) {
+    for (const std::string name : names)
+      directories_[name] = models_.emplace(name, name).first->second.path();
+  }
+
+ private:
+  std::map<std::string, GoldenModel> models_;
 };
 
 using Requests = std::vector<GenerateRequest>;
 
 /// The requests as they are sent to a model: in turn without an adapter, and with each of its own.
-inline Requests requests_to(const Models& models, const std::string& model, Requests requests) {
+inline Requests requests_to(const NamedModels& models, const std::string& model,
+                            Requests requests) {
   std::vector<std::string> names{""};
-  if (const auto own = models.adapters.find(model); own != models.adapters.end())
+  if (const auto own = models.adapters().find(model); own != models.adapters().end())
     for (const auto& [name, directory] : own->second) names.push_back(name);
   for (std::size_t i = 0; i < requests.size(); ++i) requests[i].adapter = names[i % names.size()];
   return requests;
@@ -76,7 +103,7 @@ inline Client connect_to(const Daemon& daemon, const std::string& model,
 }
 
 /// What each model says alone, in a daemon of its own.
-inline std::map<std::string, Tokens> alone(const Models& models, const Requests& requests,
+inline std::map<std::string, Tokens> alone(const NamedModels& models, const Requests& requests,
                                            const std::vector<std::string>& more = {},
                                            const std::function<void()>& before = {}) {
   std::map<std::string, Tokens> tokens;
@@ -93,7 +120,7 @@ inline std::map<std::string, Tokens> alone(const Models& models, const Requests&
 }
 
 /// The same requests to all models at once.
-inline std::map<std::string, Tokens> together(const Daemon& daemon, const Models& models,
+inline std::map<std::string, Tokens> together(const Daemon& daemon, const NamedModels& models,
                                               const Requests& requests) {
   std::map<std::string, std::vector<RequestId>> asked;
   std::map<std::string, Client> clients;

@@ -12,57 +12,110 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
+/// What several models are asked, and what each of them answers alone.
+struct Expected {
+  const NamedModels& models;
+  Requests requests;
+  std::map<std::string, Tokens> answers = alone(models, requests);
+};
+
 /// Everything is cached the second time, with another keeper; then with other engines.
-void expect_the_same_whoever_dies(const Daemon& daemon, const Models& models,
-                                  const std::map<std::string, Tokens>& expected) {
-  EXPECT_EQ(together(daemon, models, requests()), expected);
-  const std::uint64_t hits = daemon.stat()["hit_blocks"];
+///
+/// \param hits  blocks that are found then, at least
+void expect_the_same_whoever_dies(const Daemon& daemon, const Expected& expected,
+                                  std::uint64_t hits) {
+  EXPECT_EQ(together(daemon, expected.models, expected.requests), expected.answers);
+  hits += daemon.stat()["hit_blocks"].get<std::uint64_t>();
   daemon.kill_keeper();
-  EXPECT_EQ(together(daemon, models, requests()), expected);
-  EXPECT_GT(daemon.stat()["hit_blocks"].get<std::uint64_t>(), hits + 3 * 12 * 4);
+  EXPECT_EQ(together(daemon, expected.models, expected.requests), expected.answers);
+  EXPECT_GT(daemon.stat()["hit_blocks"].get<std::uint64_t>(), hits);
   daemon.signal_engines(SIGKILL);
-  EXPECT_EQ(together(daemon, models, requests()), expected);
+  EXPECT_EQ(together(daemon, expected.models, expected.requests), expected.answers);
   EXPECT_TRUE(daemon.fsck_is_clean());
+}
+
+/// In a pool that is too small, by recompute and swap: blocks are evicted, requests preempted.
+///
+/// \param flags  the size of the pool, its tokens per block
+void expect_the_same_when_preempted(const Expected& expected,
+                                    const std::vector<std::string>& flags) {
+  for (const char* mode : {"recompute", "swap"}) {
+    SCOPED_TRACE(std::string("preemption by ") + mode);
+    std::vector<std::string> all = {
+        "--swap-space",   "4M", "--preemption-mode", mode, "--max-num-batched-tokens", "64",
+        "--max-num-seqs", "12"};
+    all.insert(all.end(), flags.begin(), flags.end());
+    const Daemon daemon(expected.models.flags(all));
+    EXPECT_EQ(together(daemon, expected.models, expected.requests), expected.answers);
+    EXPECT_EQ(together(daemon, expected.models, expected.requests), expected.answers);
+    for (const CounterName moved : {CounterName("evicted_blocks"), CounterName("demoted_blocks"),
+                                    CounterName("promoted_blocks")})
+      EXPECT_GT(counted(daemon.pool(), moved), 0u);
+    EXPECT_GT(
+        counted(daemon.pool(), mode == std::string("swap") ? CounterName("preemptions_swap")
+                                                           : CounterName("preemptions_recompute")),
+        0u);
+    EXPECT_TRUE(daemon.fsck_is_clean());
+  }
 }
 
 TEST(SeveralModels, SayWhatEachSaysAlone) {
   const Models models;
-  const auto expected = alone(models, requests());
+  const Expected expected{models, requests()};
   {
     const Daemon daemon(models.flags({"--engines", "2", "--kv-cache-memory-bytes", "16M"}));
-    expect_the_same_whoever_dies(daemon, models, expected);
+    expect_the_same_whoever_dies(daemon, expected, 3 * 12 * 4);
     EXPECT_EQ(model_row(daemon, "small")["block_size"], 32);
     EXPECT_EQ(model_row(daemon, "hybrid")["groups"], 2);
   }
-  for (const char* mode : {"recompute", "swap"}) {
-    SCOPED_TRACE(std::string("a pool that is too small, preemption by ") + mode);
-    const Daemon daemon(models.flags({"--num-gpu-blocks-override", "150", "--swap-space", "4M",
-                                      "--preemption-mode", mode, "--max-model-len", "512",
-                                      "--max-num-batched-tokens", "64", "--max-num-seqs", "12"}));
-    EXPECT_EQ(together(daemon, models, requests()), expected);
-    EXPECT_EQ(together(daemon, models, requests()), expected);
-    EXPECT_GT(daemon.preemptions(), 0u);
-    EXPECT_TRUE(daemon.fsck_is_clean());
-  }
+  expect_the_same_when_preempted(expected,
+                                 {"--num-gpu-blocks-override", "100", "--max-model-len", "512"});
 }
 
 /// Of two of them with adapters; the third has none.
 TEST(SeveralModels, WithAdaptersSayWhatEachSaysAlone) {
   const AdaptersOfTwo adapters;
   const Models models = adapters.models();
-  const auto expected = alone(models, requests());
-  const Daemon daemon(models.flags({"--engines", "2", "--kv-cache-memory-bytes", "24M"}));
-  expect_the_same_whoever_dies(daemon, models, expected);
+  const Expected expected{models, requests()};
+  {
+    const Daemon daemon(models.flags({"--engines", "2", "--kv-cache-memory-bytes", "24M"}));
+    expect_the_same_whoever_dies(daemon, expected, 3 * 12 * 4);
 
-  const Json status = daemon.status();
-  std::map<std::string, Json> told;
-  for (const Json& model : status["models"]) told[model["name"]] = model["adapters"];
-  EXPECT_EQ(told["demo"], Json({"lawyer", "poet"}));
-  EXPECT_EQ(told["hybrid"], Json::array());
-  EXPECT_EQ(told["small"], Json({"clerk"}));
-  // Each computes: without an adapter the same request has other tokens.
-  for (const auto& [model, row] : {std::pair{"demo", 1u}, {"demo", 2u}, {"small", 1u}})
-    EXPECT_NE(ids(*connect_to(daemon, model).generate(requests()[row])), expected.at(model)[row]);
+    const Json status = daemon.status();
+    std::map<std::string, Json> told;
+    for (const Json& model : status["models"]) told[model["name"]] = model["adapters"];
+    EXPECT_EQ(told["demo"], Json({"lawyer", "poet"}));
+    EXPECT_EQ(told["hybrid"], Json::array());
+    EXPECT_EQ(told["small"], Json({"clerk"}));
+    // Each computes: without an adapter the same request has other tokens.
+    for (const auto& [model, row] : {std::pair{"demo", 1u}, {"demo", 2u}, {"small", 1u}})
+      EXPECT_NE(ids(*connect_to(daemon, model).generate(requests()[row])),
+                expected.answers.at(model)[row]);
+  }
+  expect_the_same_when_preempted(expected,
+                                 {"--num-gpu-blocks-override", "100", "--max-model-len", "512"});
+}
+
+/// Latent attention, windows, chunks and experts beside each other.
+TEST(SeveralModels, OfAllKindsSayWhatEachSaysAlone) {
+  const GoldenModels models({"deepseek_v2", "gemma3", "llama4", "qwen3_moe"});
+  const Expected expected{models, golden_requests()};
+  // Else a block, which has 16 tokens of the latent model, has a whole prompt of the others.
+  const std::vector<std::string> small_blocks = {
+      "--model-options",
+      "deepseek_v2=block-size:8;gemma3=block-size:16;llama4=block-size:8;"
+      "qwen3_moe=block-size:4"};
+  std::vector<std::string> flags = {"--engines", "2", "--kv-cache-memory-bytes", "64M"};
+  flags.insert(flags.end(), small_blocks.begin(), small_blocks.end());
+  {
+    const Daemon daemon(models.flags(flags));
+    expect_the_same_whoever_dies(daemon, expected, 4 * 24);
+    EXPECT_EQ(model_row(daemon, "deepseek_v2")["block_size"], 8);
+    EXPECT_GT(model_row(daemon, "llama4")["groups"], 1);
+  }
+  flags = {"--num-gpu-blocks-override", "80", "--max-model-len", "128"};
+  flags.insert(flags.end(), small_blocks.begin(), small_blocks.end());
+  expect_the_same_when_preempted(expected, flags);
 }
 
 TEST(SeveralModels, AnAdapterOfAnotherModelIsRefusedInALineThatNamesThisOnes) {
