@@ -54,12 +54,88 @@ Expected<void> share_cores(const Options& options, char** argv) {
 }
 
 /// Tells why the engine cannot serve. The keeper finds a log line by the engine's pid.
-void tell(const Error& error, const Options& options) {
-  if (options.log_file.empty())
+/// \param is_the_keepers  it was not started by hand, so nobody but the log is told
+void tell(const Error& error, const Options& options, bool is_the_keepers) {
+  if (options.log_file.empty() && !is_the_keepers)
     print_error_line("kvhive-engine: " + error.text);
   else
     spdlog::critical("{}", error.text);
   flush_log();
+}
+
+/// Makes memory that engines share on a GPU, and sends it to the keeper.
+Expected<int> make_gpu_memory(const Options& options, Device* device, std::size_t bytes) {
+  if (device == nullptr)
+    return failure(Errc::bad_argument, "make-gpu-memory: there is no GPU with --device cpu");
+  auto done = make_and_send_gpu_memory(*device, options, bytes);
+  if (done) return 0;
+  if (done.error().code != Errc::device_lost) return forward_error(done);
+  // After the keeper has got the memory, it does not read standard error any more: the exit code
+  // tells it the reason.
+  print_error_line("kvhive-engine: " + done.error().text);
+  return kExitDeviceLost;
+}
+
+/// What the process was started for.
+struct Duty {
+  std::uint32_t index = kAnyEngine;  ///< of the engine that it is; any: it was started by hand
+  pid_t keeper = 0;
+  std::optional<Described> described;  ///< it only answers this question
+  std::size_t gpu_memory = 0;          ///< it only makes so much
+
+  /// It logs to standard error, which the keeper reads.
+  bool answers_keeper() const { return described.has_value() || gpu_memory != 0; }
+  std::string name() const {
+    return index == kAnyEngine ? "engine" : "engine " + std::to_string(index);
+  }
+};
+
+/// \post if it fails, actors may run: end the process by _exit()
+Expected<int> serve(const Options& options, const ModelConfig& config, const Duty& duty,
+                    std::unique_ptr<Device> device) {
+  const bool is_on_gpu = device != nullptr;
+  auto engine = Engine::attach(options, config, duty.index, duty.keeper, std::move(device));
+  if (!engine) return forward_error(engine);
+  if (!is_on_gpu)
+    if (auto kept = keep_only_calls_of(Program::engine, options.system_call_filter); !kept) {
+      (void)engine->release();  // the actors run, so it must not be destroyed
+      return forward_error(kept);
+    }
+  (*engine)->run();
+  return 0;
+}
+
+Expected<int> do_duty(const Options& options, const Duty& duty, char** argv) {
+  auto kernels = choose_cpu_kernels(options.cpu_kernels);
+  if (!kernels) return forward_error(kernels);
+  use_cpu_kernels(*kernels);
+  auto config = load_model_config(hosted_model(options).directory);
+  if (!config) return forward_error(config);
+  if (auto dtype = kv_dtype_of(options.kv_cache_dtype, *config); !dtype)
+    return forward_error(dtype);
+  if (duty.described) {
+    if (auto printed = print_model_facts(options, *config, *duty.described); !printed)
+      return forward_error(printed);
+    return 0;
+  }
+  if (duty.gpu_memory == 0)  // executes the program again, so it comes before the GPU context
+    if (auto shared = share_cores(options, argv); !shared) return forward_error(shared);
+  auto choice = choose_device(options);
+  if (!choice) return forward_error(choice);
+  if (duty.gpu_memory != 0) return make_gpu_memory(options, choice->device.get(), duty.gpu_memory);
+  return serve(options, *config, duty, std::move(choice->device));
+}
+
+/// Gives up what the process does not need, and sees to it that the kernel ends it rather than the
+/// keeper: an engine is started again, the keeper's end is the daemon's.
+Expected<void> become_modest(const Options& options) {
+  auto user = wanted_user(options);
+  if (!user) return forward_error(user);
+  if (auto dropped = drop_privileges(options, *user); !dropped) return dropped;
+  keep_one_heap();
+  offer_to_oom_killer();
+  if (!options.core_dumps) forbid_core_dumps();
+  return {};
 }
 
 Expected<int> run(int argc, char** argv) {
@@ -69,19 +145,16 @@ Expected<int> run(int argc, char** argv) {
       "engine that is started by hand, for example in a container, joins the daemon that "
       "listens on --socket");
   OptionFlags flags(app);
-  std::uint32_t index = kAnyEngine;
-  pid_t keeper = 0;
-  std::optional<Described> described;
-  app.add_option("--index", index, "number of this engine; without it the first that is free")
+  Duty duty;
+  app.add_option("--index", duty.index, "number of this engine; without it the first that is free")
       ->default_str("");
-  app.add_option("--keeper", keeper,
+  app.add_option("--keeper", duty.keeper,
                  "the kvhived (its pid) that started this engine; the engine joins no other")
       ->default_str("");
-  add_choice<Described>(app, "--describe", described,
+  add_choice<Described>(app, "--describe", duty.described,
                         "print what the model needs as JSON and leave; profile also measures the "
                         "memory of a step");
-  std::size_t gpu_memory = 0;
-  app.add_option("--make-gpu-memory", gpu_memory,
+  app.add_option("--make-gpu-memory", duty.gpu_memory,
                  "make memory for the pool's device tier on the GPU, of so many bytes, and for the "
                  "weights, and send its descriptors through standard input, a socket");
   if (const auto code = app.read(argc, argv)) return *code;
@@ -92,61 +165,15 @@ Expected<int> run(int argc, char** argv) {
   if (!options) return forward_error(options);
   if (options->socket.empty()) options->socket = default_socket();
   if (auto valid = check_options(*options); !valid) return forward_error(valid);
-  auto user = wanted_user(*options);
-  if (!user) return forward_error(user);
-  if (auto dropped = drop_privileges(*options, *user); !dropped) return forward_error(dropped);
-  keep_one_heap();
-  offer_to_oom_killer();  // an engine is started again; the keeper's end is the daemon's
-  if (!options->core_dumps) forbid_core_dumps();
-  // An engine that answers a question of the keeper logs to standard error, which the keeper reads.
-  const bool answers_keeper = described.has_value() || gpu_memory != 0;
-  if (auto started = start_log(index == kAnyEngine ? "engine" : "engine " + std::to_string(index),
-                               std::string(to_string(options->log_level)),
-                               answers_keeper ? "" : options->log_file);
+  if (auto modest = become_modest(*options); !modest) return forward_error(modest);
+  if (auto started = start_log(duty.name(), std::string(to_string(options->log_level)),
+                               duty.answers_keeper() ? "" : options->log_file);
       !started)
     return forward_error(started);
-
-  auto kernels = choose_cpu_kernels(options->cpu_kernels);
-  if (!kernels) return forward_error(kernels);
-  use_cpu_kernels(*kernels);
-
-  auto config = load_model_config(hosted_model(*options).directory);
-  if (!config) return forward_error(config);
-  if (auto dtype = kv_dtype_of(options->kv_cache_dtype, *config); !dtype)
-    return forward_error(dtype);
-  if (described) {
-    if (auto printed = print_model_facts(*options, *config, *described); !printed)
-      return forward_error(printed);
-    return 0;
-  }
-  if (gpu_memory == 0)  // executes the program again, so it comes before the GPU context
-    if (auto shared = share_cores(*options, argv); !shared) return forward_error(shared);
-  auto choice = choose_device(*options);
-  if (!choice) return forward_error(choice);
-  if (gpu_memory != 0) {
-    if (choice->device == nullptr)
-      return failure(Errc::bad_argument, "make-gpu-memory: there is no GPU with --device cpu");
-    auto done = make_and_send_gpu_memory(*choice->device, *options, gpu_memory);
-    if (done) return 0;
-    if (done.error().code != Errc::device_lost) return forward_error(done);
-    // After the keeper has got the memory, it does not read standard error any more: the exit code
-    // tells it the reason.
-    print_error_line("kvhive-engine: " + done.error().text);
-    return kExitDeviceLost;
-  }
-  const bool is_on_gpu = choice->device != nullptr;
-  auto engine = Engine::attach(*options, *config, index, keeper, std::move(choice->device));
-  if (!engine) {
-    tell(engine.error(), *options);
-    return 1;
-  }
-  if (!is_on_gpu)
-    if (auto kept = keep_only_calls_of(Program::engine, options->system_call_filter); !kept) {
-      tell(kept.error(), *options);
-      _exit(1);  // the actors run, so the engine must not be destroyed
-    }
-  (*engine)->run();
-  return 0;
+  auto done = do_duty(*options, duty, argv);
+  if (done || duty.answers_keeper()) return done;
+  tell(done.error(), *options, duty.index != kAnyEngine);
+  _exit(1);
 }
 
 }  // namespace
