@@ -32,11 +32,22 @@ std::string counted(std::uint32_t count, const std::string& what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }
 
-/// Parts with a core for each thread; else the reason why there are none.
+/// Several engines on each core, as many on one as on another: the kernel, which moves them, leaves
+/// one or another without a processor for a while, and its requests wait.
+std::vector<ProcessorList> in_turns(std::uint32_t engines, const ProcessorMap& map) {
+  const auto cores = map.split(map.cores());
+  std::vector<ProcessorList> lists;
+  for (std::uint32_t i = 0; i < engines; ++i) lists.push_back(cores[i % cores.size()]);
+  return lists;
+}
+
+/// A part of the cores for each engine, with one for each thread, or a core for several engines
+/// with a thread each; else the reason why there is none.
 Expected<std::vector<ProcessorList>> own_parts(std::uint32_t engines, std::uint32_t threads,
                                                const ProcessorMap& map) {
   const std::uint32_t cores = map.cores();
   if (engines == 1) return failure(Errc::unsupported, "there is one");
+  if (engines > cores && engines % cores == 0 && threads <= 1) return in_turns(engines, map);
   if (engines > cores)
     return failure(Errc::unsupported,
                    counted(engines, "engine") + " share " + counted(cores, "core"));

@@ -93,6 +93,14 @@ TEST(EnginePlaces, WhereThereAreTooFewCoresNobodyIsBound) {
   EXPECT_EQ(crowded.reason, "with 5 threads each, one would have 4 cores");
 }
 
+TEST(EnginePlaces, TwiceAsManyEnginesAsCoresAreTwoOnEach) {
+  const ProcessorMap map = machine("numa:1 core:2 pu:1");
+  EXPECT_EQ(lists(placed(map, 4)), Texts({"0", "1", "0", "1"}));
+  EXPECT_EQ(threads(placed(map, 4)), Counts(4, 1));
+  EXPECT_EQ(lists(placed(map, 4, 2)), Texts(4, "")) << "each has more threads than that";
+  EXPECT_EQ(lists(placed(map, 3)), Texts(3, "")) << "one would have a core for itself";
+}
+
 TEST(EnginePlaces, ThreadsAreNotMoreThanAQuotaHasTimeFor) {
   EXPECT_EQ(threads(placed(two_nodes(), 2, 0, {}, ProcessorQuota{4.5, ""})), Counts({2, 2}));
   EXPECT_EQ(threads(placed(two_nodes(), 2, 0, {}, ProcessorQuota{0.5, ""})), Counts({1, 1}));
