@@ -232,6 +232,26 @@ std::size_t TransformerWeights::private_bytes() const {
   return bytes;
 }
 
+std::size_t TransformerWeights::bytes_to_copy(const SafetensorsDirectory& files,
+                                              const ModelConfig& config) {
+  const auto bytes_of_one = [&](const ModelTensor& listed) -> std::size_t {
+    const std::size_t elements = std::size_t(listed.rows) * std::size_t(listed.columns);
+    if (is_in_fp8(files, listed, config.quantization))
+      return elements * bytes_of(dtype_of_quantized(config.dtype));
+    const bool is_kv_b = listed.weight == LayerWeight::kv_b;
+    if (!listed.packed && !is_kv_b) return 0;
+    const auto found = files.find(listed.weight_name(), listed.weight_shape());
+    const std::size_t size = bytes_of(found ? found->dtype : config.dtype);
+    const LatentShape& latent = config.latent;
+    return size * (is_kv_b ? std::size_t(config.heads) * latent.nope * latent.rank : elements);
+  };
+  std::size_t bytes = 0;
+  for (const ModelTensor& listed : model_tensors(config))
+    if (listed.use == ModelTensor::Use::layer || listed.use == ModelTensor::Use::lm_head)
+      bytes += bytes_of_one(listed);
+  return bytes;
+}
+
 Expected<TransformerWeights> TransformerWeights::load(const std::filesystem::path& directory,
                                                       const ModelConfig& config,
                                                       const LoadProgress& progress) {

@@ -64,6 +64,10 @@ struct TransformerWeights {
   /// Bytes of matrices that are this process's own instead of pages of the files, which all engines
   /// share: values of FP8, packed experts, half of kv_b_proj.
   std::size_t private_bytes() const;
+
+  /// What private_bytes() will be once the model is loaded. Nothing is read but the files' headers;
+  /// what is wrong in them, load() says.
+  static std::size_t bytes_to_copy(const SafetensorsDirectory& files, const ModelConfig& config);
 };
 
 }  // namespace kvhive

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 
+#include "models/config/load_model_config.hpp"
 #include "models/transformer.hpp"
 #include "models/transformer_weights.hpp"
 #include "tests/models/golden.hpp"
@@ -87,6 +88,18 @@ TEST(TransformerLoad, CountsTheWeightsThatAreNotPagesOfTheFiles) {
   // One dense layer and one of four experts; the router and the last matrix are of the file.
   constexpr std::size_t kAttention = 32 * (64 + 32 + 32 + 64);
   EXPECT_EQ(bytes("fp8_block"), 2 * (2 * kAttention + 32 * 3 * 48 + 4 * 32 * 3 * 24));
+}
+
+/// Else a daemon takes a model whose engines the kernel ends.
+TEST(TransformerLoad, KnowsBeforehandWhatItCopies) {
+  for (const char* model : {"llama2", "llama4", "mistral", "gemma3", "qwen3_moe", "deepseek_v2",
+                            "deepseek_v2_lite", "fp8_tensor", "fp8_channel", "fp8_block"}) {
+    const auto directory = kGolden / model;
+    const auto files = SafetensorsDirectory::open(directory);
+    EXPECT_EQ(TransformerWeights::bytes_to_copy(*files, *load_model_config(directory)),
+              Transformer::load(directory)->private_weight_bytes())
+        << model;
+  }
 }
 
 TEST(TransformerLoad, WrongShapesNameTheTensorAndBothShapes) {

@@ -12,8 +12,8 @@
 #include "config/machine/machine_memory.hpp"
 #include "config/models/hosted_models.hpp"
 #include "models/fingerprint.hpp"
-#include "models/model_tensors.hpp"
 #include "models/text/tokenizer_parser.hpp"
+#include "models/transformer_weights.hpp"
 #include "tools/engine/device_choice.hpp"
 #include "tools/engine/gpu.hpp"
 #include "tools/engine/model.hpp"
@@ -66,20 +66,20 @@ Expected<std::size_t> profile(const Options& options, const ModelConfig& config)
   return std::max(anonymous * 1024, arena.size()) - arena.size();
 }
 
-/// Packed experts become a copy in each engine's memory. Asked before the first is made: the kernel
-/// would end the process instead of refusing memory.
+/// Packed experts and values of FP8 become copies in each engine's memory. Asked before the first
+/// is made: the kernel would end the process instead of refusing memory.
 Expected<void> check_room_for_copies(const Options& options, const ModelConfig& config) {
-  std::size_t copies = 0;
-  for (const ModelTensor& tensor : model_tensors(config))
-    if (tensor.packed)
-      copies += std::size_t(tensor.rows) * std::size_t(tensor.columns) * bytes_of(config.dtype);
+  const auto files = SafetensorsDirectory::open(hosted_model(options).directory);
+  if (!files) return forward_error(files);
+  const std::size_t copies = TransformerWeights::bytes_to_copy(*files, config);
   if (copies == 0) return {};
   const MachineMemory machine = machine_memory();
   if (copies <= machine.available) return {};
   return failure(Errc::out_of_memory,
                  "model " + hosted_model(options).directory +
-                     ": its experts, which each engine copies, take " + format_bytes(copies) +
-                     ", and " + machine.bound + " has " + format_bytes(machine.available) +
+                     ": what each engine copies of its weights (packed experts, FP8) takes " +
+                     format_bytes(copies) + ", and " + machine.bound + " has " +
+                     format_bytes(machine.available) +
                      " available; give it more memory, or take a smaller model");
 }
 
