@@ -15,6 +15,7 @@
 #include <fstream>
 #include <map>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -93,19 +94,31 @@ class Domain {
 
 using Seconds = std::chrono::duration<double>;
 
-/// Keeps some requests under way. Returns requests per second of the second half.
-double capacity(Domain& domain, Seconds time) {
+struct Capacity {
+  double per_second = 0;            ///< requests
+  double per_processor_second = 0;  ///< of the engines
+};
+
+/// Keeps some requests under way. Returns what was done in the second half.
+Capacity capacity(Domain& domain, Seconds time) {
   constexpr std::size_t kUnderWay = 64;
   const auto start = Clock::now();
-  std::optional<std::pair<Clock::time_point, std::size_t>> half;
+  struct Half {
+    Clock::time_point at;
+    std::size_t completed;
+    double used;
+  };
+  std::optional<Half> half;
   while (Clock::now() - start < time) {
     while (domain.under_way() < kUnderWay) domain.submit();
     domain.wait(std::chrono::milliseconds(100));
     domain.read();
-    if (!half && Clock::now() - start > time / 2) half = {Clock::now(), domain.completed};
+    if (!half && Clock::now() - start > time / 2)
+      half = {Clock::now(), domain.completed, seconds_of_engines()};
   }
-  return static_cast<double>(domain.completed - half->second) /
-         Seconds(Clock::now() - half->first).count();
+  const auto completed = static_cast<double>(domain.completed - half->completed);
+  return {completed / Seconds(Clock::now() - half->at).count(),
+          completed / (seconds_of_engines() - half->used)};
 }
 
 /// Submits at a fixed rate, and then reads to the end.
@@ -119,18 +132,42 @@ void flood(Domain& domain, double rate, Seconds time) {
   }
 }
 
-/// Resident bytes of all engines on this machine.
-std::size_t memory_of_engines() {
-  std::size_t pages = 0;
+/// The directories in /proc of all engines on this machine.
+std::vector<std::filesystem::path> engines() {
+  std::vector<std::filesystem::path> found;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
     std::string name;
     std::getline(std::ifstream(entry.path() / "comm"), name);
-    if (name != "kvhive-engine") continue;
+    if (name == "kvhive-engine") found.push_back(entry.path());
+  }
+  return found;
+}
+
+/// Resident bytes of their own.
+std::size_t memory_of_engines() {
+  std::size_t pages = 0;
+  for (const auto& engine : engines()) {
     std::size_t all = 0, resident = 0, shared = 0;
-    std::ifstream(entry.path() / "statm") >> all >> resident >> shared;
+    std::ifstream(engine / "statm") >> all >> resident >> shared;
     pages += resident - shared;
   }
   return pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
+
+/// Processor time that they have used.
+double seconds_of_engines() {
+  double ticks = 0;
+  for (const auto& engine : engines()) {
+    std::string line;
+    std::getline(std::ifstream(engine / "stat"), line);
+    std::istringstream fields(line.substr(line.rfind(')') + 1));
+    std::string skipped;
+    for (int i = 0; i < 11; ++i) fields >> skipped;
+    double user = 0, kernel = 0;
+    fields >> user >> kernel;
+    ticks += user + kernel;
+  }
+  return ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
 void measure(Seconds calm, Seconds overload) {
@@ -139,13 +176,13 @@ void measure(Seconds calm, Seconds overload) {
     domains.emplace_back(connect_as(kFirstUser + static_cast<uid_t>(i)));
   std::printf("Overload: %zu domains, requests of %zu + %u tokens\n", kDomains, kPromptTokens,
               kOutputTokens);
-  const double rate = capacity(domains.front(), calm);
+  const auto [rate, by_engines] = capacity(domains.front(), calm);
   std::printf("  capacity (one domain): %.1f requests/s\n", rate);
   while (domains.front().under_way() != 0) domains.front().wait({}), domains.front().read();
   domains.front().completed = domains.front().tokens = 0;
 
   const double before = static_cast<double>(memory_of_engines());
-  double most = before;
+  double most = before, used = -seconds_of_engines();
   {
     std::vector<std::jthread> threads;
     for (Domain& domain : domains)
@@ -155,6 +192,7 @@ void measure(Seconds calm, Seconds overload) {
       most = std::max(most, static_cast<double>(memory_of_engines()));
     }
   }
+  used += seconds_of_engines();
   std::size_t completed = 0, refused = 0, not_submitted = 0, without_hint = 0, tokens = 0;
   Latencies refusals;
   double weights = 0;
@@ -173,6 +211,8 @@ void measure(Seconds calm, Seconds overload) {
       kOverload, overload.count(), static_cast<double>(completed) / overload.count() / rate,
       refused, without_hint, refusals.quantile_us(0.5) / 1e3, refusals.quantile_us(0.99) / 1e3,
       not_submitted);
+  std::printf("  requests for each second of the engines' processor time: %.2f of the capacity's\n",
+              static_cast<double>(completed) / used / by_engines);
   for (std::size_t i = 0; i < kDomains; ++i)
     std::printf("  user %u: %.3f of all tokens, weight %.3f: %.3f of its share\n",
                 kFirstUser + static_cast<uid_t>(i),
