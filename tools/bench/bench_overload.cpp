@@ -94,44 +94,6 @@ class Domain {
 
 using Seconds = std::chrono::duration<double>;
 
-struct Capacity {
-  double per_second = 0;            ///< requests
-  double per_processor_second = 0;  ///< of the engines
-};
-
-/// Keeps some requests under way. Returns what was done in the second half.
-Capacity capacity(Domain& domain, Seconds time) {
-  constexpr std::size_t kUnderWay = 64;
-  const auto start = Clock::now();
-  struct Half {
-    Clock::time_point at;
-    std::size_t completed;
-    double used;
-  };
-  std::optional<Half> half;
-  while (Clock::now() - start < time) {
-    while (domain.under_way() < kUnderWay) domain.submit();
-    domain.wait(std::chrono::milliseconds(100));
-    domain.read();
-    if (!half && Clock::now() - start > time / 2)
-      half = {Clock::now(), domain.completed, seconds_of_engines()};
-  }
-  const auto completed = static_cast<double>(domain.completed - half->completed);
-  return {completed / Seconds(Clock::now() - half->at).count(),
-          completed / (seconds_of_engines() - half->used)};
-}
-
-/// Submits at a fixed rate, and then reads to the end.
-void flood(Domain& domain, double rate, Seconds time) {
-  const auto start = Clock::now();
-  for (std::size_t submitted = 0; Clock::now() - start < time;) {
-    const auto due = static_cast<std::size_t>(Seconds(Clock::now() - start).count() * rate);
-    for (; submitted < due; ++submitted) domain.submit();
-    domain.wait(std::chrono::milliseconds(5));
-    domain.read();
-  }
-}
-
 /// The directories in /proc of all engines on this machine.
 std::vector<std::filesystem::path> engines() {
   std::vector<std::filesystem::path> found;
@@ -168,6 +130,44 @@ double seconds_of_engines() {
     ticks += user + kernel;
   }
   return ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
+}
+
+struct Capacity {
+  double per_second = 0;            ///< requests
+  double per_processor_second = 0;  ///< of the engines
+};
+
+/// Keeps some requests under way. Returns what was done in the second half.
+Capacity capacity(Domain& domain, Seconds time) {
+  constexpr std::size_t kUnderWay = 64;
+  const auto start = Clock::now();
+  struct Half {
+    Clock::time_point at;
+    std::size_t completed;
+    double used;
+  };
+  std::optional<Half> half;
+  while (Clock::now() - start < time) {
+    while (domain.under_way() < kUnderWay) domain.submit();
+    domain.wait(std::chrono::milliseconds(100));
+    domain.read();
+    if (!half && Clock::now() - start > time / 2)
+      half = Half{Clock::now(), domain.completed, seconds_of_engines()};
+  }
+  const auto completed = static_cast<double>(domain.completed - half->completed);
+  return {completed / Seconds(Clock::now() - half->at).count(),
+          completed / (seconds_of_engines() - half->used)};
+}
+
+/// Submits at a fixed rate, and then reads to the end.
+void flood(Domain& domain, double rate, Seconds time) {
+  const auto start = Clock::now();
+  for (std::size_t submitted = 0; Clock::now() - start < time;) {
+    const auto due = static_cast<std::size_t>(Seconds(Clock::now() - start).count() * rate);
+    for (; submitted < due; ++submitted) domain.submit();
+    domain.wait(std::chrono::milliseconds(5));
+    domain.read();
+  }
 }
 
 void measure(Seconds calm, Seconds overload) {
