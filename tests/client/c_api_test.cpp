@@ -105,8 +105,8 @@ TEST(CApi, OfSeveralModelsEachHasItsAdapters) {
   const kvhive_progress refused = answer("poet");
   EXPECT_EQ(refused.finish, KVHIVE_FINISH_ERROR);
   EXPECT_STREQ(refused.error_text,
-               "adapter 'poet': model 'b' has none of this name; it has clerk; connect to the "
-               "adapter's own model");
+               "adapter 'poet': model 'b' has none of this name; it has clerk; if it is another "
+               "model's, connect to that one");
   kvhive_close(client);
 }
 

@@ -51,9 +51,10 @@ INSTANTIATE_TEST_SUITE_P(
                 "moe_intermediate_size 28"},
         Refused{"qwen3_moe", [](ModelConfig& config) { config.hidden_size = 36; },
                 "hidden_size 36"},
-        Refused{"qwen3_moe", [](ModelConfig& config) { config.experts = 2000; }, "2000 experts"},
+        Refused{"qwen3_moe", [](ModelConfig& config) { config.experts = 2000; },
+                "num_experts 2000: on a GPU there may be 32 of 1024"},
         Refused{"qwen3_moe_raw", [](ModelConfig& config) { config.experts_per_token = 33; },
-                "33 of 5 experts"},
+                "num_experts_per_tok 33 of num_experts 5"},
         Refused{"deepseek_v2", [](ModelConfig& config) { config.latent.nope = 12; },
                 "qk_nope_head_dim 12"}),
     [](const auto& test) {
