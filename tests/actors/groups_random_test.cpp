@@ -170,7 +170,7 @@ class Duel {
   Duel(const CacheGroups& groups, std::uint32_t blocks, WindowRetention retention,
        std::uint32_t seed)
       : random_(seed),
-        memory_(pool_memory(groups, blocks)),
+        memory_(pool_memory(groups, blocks, seed)),
         manager_(pool_, {.retention = retention, .max_num_batched_tokens = kStepTokens}),
         model_(groups, blocks, retention) {
     occupy(memory_, ProcessSlot{0});
@@ -218,10 +218,11 @@ class Duel {
   std::uint64_t shortages() const { return shortages_; }
 
  private:
-  static PoolMemory pool_memory(const CacheGroups& groups, std::uint32_t blocks) {
+  static PoolMemory pool_memory(const CacheGroups& groups, std::uint32_t blocks,
+                                std::uint32_t seed) {
     PoolGeometry geometry = small_geometry(blocks + 1, 0, kSize);
     geometry.models[0].groups = groups;
-    return private_pool(geometry);
+    return private_pool(geometry, seed);
   }
   std::uint32_t between(std::uint32_t low, std::uint32_t high) {
     return std::uniform_int_distribution<std::uint32_t>(low, high)(random_);

@@ -502,7 +502,10 @@ TEST_P(ModelsRandom, ProcessesOfThreeModelsAgreeWithASimplePool) {
   const std::uint64_t steps = random_steps(kUnderSanitizer ? 5'000 : 15'000);
   PoolGeometry geometry = three_models(GetParam().blocks, GetParam().host_blocks);
   geometry.model_minimums = GetParam().minimums;
-  const PoolMemory memory = private_pool(geometry);
+  const char* const secret = std::getenv("KVHIVE_SECRET");
+  const PoolMemory memory =
+      private_pool(geometry, secret != nullptr ? std::strtoull(secret, nullptr, 10)
+                                               : std::uint64_t{GetParam().seed});
   int ends[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
   UniqueFd ours(ends[0]), theirs(ends[1]);

@@ -238,7 +238,7 @@ TEST_P(PoolRandom, AgreesWithTheModelOfVllm) {
   PoolGeometry geometry =
       small_geometry(scenario.device_blocks, scenario.host_blocks, scenario.tokens_per_block);
   geometry.eviction_policy = scenario.policy;
-  const PoolMemory memory = private_pool(geometry);
+  const PoolMemory memory = private_pool(geometry, scenario.seed);
   occupy(memory, ProcessSlot{3});
   BlockPool pool(memory, ProcessSlot{3});
   std::mt19937 random(scenario.seed);

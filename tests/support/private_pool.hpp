@@ -2,6 +2,7 @@
 // Makes small pools for one test.
 
 #include <cstdint>
+#include <random>
 #include <utility>
 
 #include "base/check.hpp"
@@ -31,6 +32,18 @@ inline PoolMemory private_pool(const PoolGeometry& geometry) {
   auto memory = PoolMemory::create_private(geometry);
   KV_CHECK(memory.has_value(), memory.error().text);
   return std::move(*memory);
+}
+
+/// The same, whose names, and so their places in the index, are the same in each run with this seed.
+/// Else a test that fails because two contents meet in a bucket cannot be run again.
+inline PoolMemory private_pool(const PoolGeometry& geometry, std::uint64_t seed) {
+  PoolMemory memory = private_pool(geometry);
+  PoolHeader& header = memory.control().header;
+  std::mt19937_64 random(seed);
+  for (auto& byte : header.secret.bytes) byte = static_cast<std::byte>(random());
+  header.checksum = checksum_of(header);
+  memory.control().copy = header;
+  return memory;
 }
 
 /// Marks a slot as used by `pid`, as a process does when it signs in.
