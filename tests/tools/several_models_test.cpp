@@ -13,7 +13,7 @@ using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
 /// What several models are asked, and what each of them answers alone.
-struct Expected {
+struct AnswersAlone {
   const NamedModels& models;
   Requests requests;
   std::map<std::string, Tokens> answers = alone(models, requests);
@@ -22,7 +22,7 @@ struct Expected {
 /// Everything is cached the second time, with another keeper; then with other engines.
 ///
 /// \param hits  blocks that are found then, at least
-void expect_the_same_whoever_dies(const Daemon& daemon, const Expected& expected,
+void expect_the_same_whoever_dies(const Daemon& daemon, const AnswersAlone& expected,
                                   std::uint64_t hits) {
   EXPECT_EQ(together(daemon, expected.models, expected.requests), expected.answers);
   hits += daemon.stat()["hit_blocks"].get<std::uint64_t>();
@@ -37,7 +37,7 @@ void expect_the_same_whoever_dies(const Daemon& daemon, const Expected& expected
 /// In a pool that is too small, by recompute and swap: blocks are evicted, requests preempted.
 ///
 /// \param flags  the size of the pool, its tokens per block
-void expect_the_same_when_preempted(const Expected& expected,
+void expect_the_same_when_preempted(const AnswersAlone& expected,
                                     const std::vector<std::string>& flags) {
   for (const char* mode : {"recompute", "swap"}) {
     SCOPED_TRACE(std::string("preemption by ") + mode);
@@ -61,7 +61,7 @@ void expect_the_same_when_preempted(const Expected& expected,
 
 TEST(SeveralModels, SayWhatEachSaysAlone) {
   const Models models;
-  const Expected expected{models, requests()};
+  const AnswersAlone expected{models, requests()};
   {
     const Daemon daemon(models.flags({"--engines", "2", "--kv-cache-memory-bytes", "16M"}));
     expect_the_same_whoever_dies(daemon, expected, 3 * 12 * 4);
@@ -76,7 +76,7 @@ TEST(SeveralModels, SayWhatEachSaysAlone) {
 TEST(SeveralModels, WithAdaptersSayWhatEachSaysAlone) {
   const AdaptersOfTwo adapters;
   const Models models = adapters.models();
-  const Expected expected{models, requests()};
+  const AnswersAlone expected{models, requests()};
   {
     const Daemon daemon(models.flags({"--engines", "2", "--kv-cache-memory-bytes", "24M"}));
     expect_the_same_whoever_dies(daemon, expected, 3 * 12 * 4);
@@ -99,7 +99,7 @@ TEST(SeveralModels, WithAdaptersSayWhatEachSaysAlone) {
 /// Latent attention, windows, chunks and experts beside each other.
 TEST(SeveralModels, OfAllKindsSayWhatEachSaysAlone) {
   const GoldenModels models({"deepseek_v2", "gemma3", "llama4", "qwen3_moe"});
-  const Expected expected{models, golden_requests()};
+  const AnswersAlone expected{models, golden_requests()};
   // Else a block, which has 16 tokens of the latent model, has a whole prompt of the others.
   const std::vector<std::string> small_blocks = {
       "--model-options",

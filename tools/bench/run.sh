@@ -52,6 +52,7 @@ with_and_without() {  # NAME, options of one, of the other
 }
 with_and_without "Guesses ahead" "" "--num-speculative-tokens 4"
 with_and_without "A step ahead" "--async-scheduling false" "--async-scheduling true"
+with_and_without "Engines on cores of their own" "--engines 2 --cpu-bind none" "--engines 2 --cpu-bind auto"
 chmod 711 "$work"  # bench_overload connects as several users
 "$bin/kvhived" --model "$here/models/demo" --engines 2 --threads 1 --max-num-seqs 8 --kv-cache-memory-bytes 256M --log-level error \
   --socket-access everybody --max-queued-tokens 4000 --shares "uid-60001=weight:1;uid-60002=weight:2;uid-60003=weight:4" --detach >/dev/null
