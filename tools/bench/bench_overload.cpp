@@ -1,6 +1,7 @@
-// What a running daemon does when three domains want four times what it can do. First its capacity
-// is measured: as many requests under way as keep it busy. Then each domain submits a third of four
-// times that rate, whatever becomes of its requests.
+// What a running daemon does when three domains want four times what it can do. By turns its
+// capacity is measured (as many requests under way as keep it busy), and each domain submits a
+// third of four times that rate, whatever becomes of its requests. Only what stands side by side in
+// a round is compared: the machine's speed changes in seconds.
 //
 // Usage: bench_overload [--brief]   The daemon has --socket-access everybody, --max-queued-tokens,
 // and shares for the users 60001, 60002, 60003 with the weights 1, 2, 4. This program plays these
@@ -9,6 +10,8 @@
 #include <grp.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <deque>
 #include <filesystem>
@@ -23,6 +26,7 @@
 #include "kvhive/client.hpp"
 #include "tools/bench/latency.hpp"
 #include "tools/bench/new_request.hpp"
+#include "tools/bench/paired.hpp"
 
 namespace kvhive::bench {
 namespace {
@@ -66,10 +70,7 @@ class Domain {
       const auto news = client_.read(entry->first);
       if (!news) fail(news.error().text);
       tokens += news->tokens.size();
-      if (news->reason == Finish::error)
-        refused(news->error, entry->second);
-      else if (news->reason != Finish::none)
-        ++completed;
+      if (news->reason == Finish::error) refused(news->error, entry->second);
       entry = news->reason != Finish::none ? open_.erase(entry) : std::next(entry);
     }
   }
@@ -78,7 +79,8 @@ class Domain {
   }
   std::size_t under_way() const { return open_.size(); }
 
-  std::size_t completed = 0, tokens = 0, not_submitted = 0, without_hint = 0;
+  std::atomic<std::size_t> tokens{0};
+  std::size_t not_submitted = 0, without_hint = 0;
   Latencies refusals;
 
  private:
@@ -132,31 +134,46 @@ double seconds_of_engines() {
   return ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
-struct Capacity {
-  double per_second = 0;            ///< requests
+/// Tokens generated.
+struct Rates {
+  double per_second = 0;
   double per_processor_second = 0;  ///< of the engines
 };
 
-/// Keeps some requests under way. Returns what was done in the second half.
-Capacity capacity(Domain& domain, Seconds time) {
+class Stretch {
+ public:
+  /// \param tokens  generated so far
+  explicit Stretch(std::size_t tokens) : tokens_(tokens) {}
+  Rates until_now(std::size_t tokens) const {
+    const auto generated = static_cast<double>(tokens - tokens_);
+    return {generated / Seconds(Clock::now() - start_).count(),
+            generated / (seconds_of_engines() - used_)};
+  }
+
+ private:
+  Clock::time_point start_ = Clock::now();
+  double used_ = seconds_of_engines();
+  std::size_t tokens_;
+};
+
+void read_to_the_end(Domain& domain) {
+  while (domain.under_way() != 0) domain.wait(std::chrono::milliseconds(100)), domain.read();
+}
+
+/// Keeps some requests under way; the first third of the time does not count.
+Rates capacity(Domain& domain, Seconds time) {
   constexpr std::size_t kUnderWay = 64;
   const auto start = Clock::now();
-  struct Half {
-    Clock::time_point at;
-    std::size_t completed;
-    double used;
-  };
-  std::optional<Half> half;
+  std::optional<Stretch> counted;
   while (Clock::now() - start < time) {
     while (domain.under_way() < kUnderWay) domain.submit();
-    domain.wait(std::chrono::milliseconds(100));
+    domain.wait(std::chrono::milliseconds(20));
     domain.read();
-    if (!half && Clock::now() - start > time / 2)
-      half = Half{Clock::now(), domain.completed, seconds_of_engines()};
+    if (!counted && Clock::now() - start > time / 3) counted.emplace(domain.tokens);
   }
-  const auto completed = static_cast<double>(domain.completed - half->completed);
-  return {completed / Seconds(Clock::now() - half->at).count(),
-          completed / (seconds_of_engines() - half->used)};
+  const Rates rates = counted->until_now(domain.tokens);
+  read_to_the_end(domain);
+  return rates;
 }
 
 /// Submits at a fixed rate, and then reads to the end.
@@ -168,58 +185,88 @@ void flood(Domain& domain, double rate, Seconds time) {
     domain.wait(std::chrono::milliseconds(5));
     domain.read();
   }
+  read_to_the_end(domain);
 }
 
-void measure(Seconds calm, Seconds overload) {
+std::size_t tokens_of(const std::deque<Domain>& domains) {
+  std::size_t tokens = 0;
+  for (const Domain& domain : domains) tokens += domain.tokens;
+  return tokens;
+}
+
+/// All at once, at so many requests a second together; the first third of the time does not count.
+Rates overload(std::deque<Domain>& domains, double rate, Seconds time, double& most_memory) {
+  std::vector<std::jthread> threads;
+  for (Domain& domain : domains)
+    threads.emplace_back([&domain, rate, time] { flood(domain, rate / kDomains, time); });
+  std::this_thread::sleep_for(time / 3);
+  const Stretch counted(tokens_of(domains));
+  std::this_thread::sleep_for(time * 2 / 3);
+  const Rates rates = counted.until_now(tokens_of(domains));
+  most_memory = std::max(most_memory, static_cast<double>(memory_of_engines()));
+  return rates;
+}
+
+void print_spread(const char* what, std::vector<double> ratios) {
+  std::sort(ratios.begin(), ratios.end());
+  std::printf("  %s: %.2f of the capacity's (%.2f to %.2f)\n", what, median(ratios), ratios.front(),
+              ratios.back());
+}
+
+void print_shares(const std::deque<Domain>& domains) {
+  double weights = 0;
+  for (const double weight : kWeights) weights += weight;
+  const auto tokens = static_cast<double>(tokens_of(domains));
+  for (std::size_t i = 0; i < kDomains; ++i) {
+    const double part = static_cast<double>(domains[i].tokens) / tokens;
+    const double share = kWeights[i] / weights;
+    std::printf("  user %u: %.3f of all tokens, weight %.3f: %.3f of its share\n",
+                kFirstUser + static_cast<uid_t>(i), part, share, part / share);
+  }
+}
+
+void print_refusals(const std::deque<Domain>& domains) {
+  std::size_t refused = 0, not_submitted = 0, without_hint = 0;
+  Latencies all;
+  for (const Domain& domain : domains) {
+    not_submitted += domain.not_submitted;
+    without_hint += domain.without_hint;
+    refused += domain.refusals.count();
+    all.add(domain.refusals);
+  }
+  std::printf(
+      "  %zu refused as overloaded (%zu without a hint), told after p50 %.1f, p99 %.1f ms; %zu "
+      "found "
+      "their channel full\n",
+      refused, without_hint, all.quantile_us(0.5) / 1e3, all.quantile_us(0.99) / 1e3,
+      not_submitted);
+}
+
+void measure(int rounds, Seconds calm, Seconds overloaded) {
   std::deque<Domain> domains;
   for (std::size_t i = 0; i < kDomains; ++i)
     domains.emplace_back(connect_as(kFirstUser + static_cast<uid_t>(i)));
-  std::printf("Overload: %zu domains, requests of %zu + %u tokens\n", kDomains, kPromptTokens,
-              kOutputTokens);
-  const auto [rate, by_engines] = capacity(domains.front(), calm);
-  std::printf("  capacity (one domain): %.1f requests/s\n", rate);
-  while (domains.front().under_way() != 0) domains.front().wait({}), domains.front().read();
-  domains.front().completed = domains.front().tokens = 0;
-
-  const double before = static_cast<double>(memory_of_engines());
-  double most = before, used = -seconds_of_engines();
-  {
-    std::vector<std::jthread> threads;
-    for (Domain& domain : domains)
-      threads.emplace_back([&] { flood(domain, rate * kOverload / kDomains, overload); });
-    for (const auto end = Clock::now() + overload; Clock::now() < end;) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(200));
-      most = std::max(most, static_cast<double>(memory_of_engines()));
-    }
-  }
-  used += seconds_of_engines();
-  std::size_t completed = 0, refused = 0, not_submitted = 0, without_hint = 0, tokens = 0;
-  Latencies refusals;
-  double weights = 0;
-  for (std::size_t i = 0; i < kDomains; ++i) {
-    completed += domains[i].completed;
-    tokens += domains[i].tokens;
-    not_submitted += domains[i].not_submitted;
-    without_hint += domains[i].without_hint;
-    refused += domains[i].refusals.count();
-    refusals.add(domains[i].refusals);
-    weights += kWeights[i];
-  }
+  Domain alone(connect_as(kFirstUser));
   std::printf(
-      "  %.0f x that for %.0f s: goodput %.2f of it; %zu refused as overloaded (%zu without "
-      "a hint), told after p50 %.1f, p99 %.1f ms; %zu found their channel full\n",
-      kOverload, overload.count(), static_cast<double>(completed) / overload.count() / rate,
-      refused, without_hint, refusals.quantile_us(0.5) / 1e3, refusals.quantile_us(0.99) / 1e3,
-      not_submitted);
-  std::printf("  requests for each second of the engines' processor time: %.2f of the capacity's\n",
-              static_cast<double>(completed) / used / by_engines);
-  for (std::size_t i = 0; i < kDomains; ++i)
-    std::printf("  user %u: %.3f of all tokens, weight %.3f: %.3f of its share\n",
-                kFirstUser + static_cast<uid_t>(i),
-                static_cast<double>(domains[i].tokens) / static_cast<double>(tokens),
-                kWeights[i] / weights,
-                static_cast<double>(domains[i].tokens) / static_cast<double>(tokens) /
-                    (kWeights[i] / weights));
+      "Overload: %zu domains, requests of %zu + %u tokens, %.0f x the capacity, %d rounds of %.0f "
+      "s\n",
+      kDomains, kPromptTokens, kOutputTokens, kOverload, rounds, overloaded.count());
+  const double before = static_cast<double>(memory_of_engines());
+  double most = before;
+  std::vector<double> goodput, by_processor_time;
+  for (int round = 0; round < rounds; ++round) {
+    const Rates can = capacity(alone, calm);
+    const double wanted = can.per_second / kOutputTokens * kOverload;
+    const Rates does = overload(domains, wanted, overloaded, most);
+    const Rates still_can = capacity(alone, calm);  // it changes meanwhile
+    goodput.push_back(2 * does.per_second / (can.per_second + still_can.per_second));
+    by_processor_time.push_back(2 * does.per_processor_second /
+                                (can.per_processor_second + still_can.per_processor_second));
+  }
+  print_spread("tokens a second", goodput);
+  print_spread("for each second of the engines' processor time", by_processor_time);
+  print_refusals(domains);
+  print_shares(domains);
   std::printf("  engines' own memory: %.1f MiB before, at most %.1f MiB\n", before / 0x1p20,
               most / 0x1p20);
 }
@@ -235,5 +282,6 @@ int main(int argc, char** argv) {
   }
   using kvhive::bench::Seconds;
   const bool is_brief = argc > 1 && std::string(argv[1]) == "--brief";
-  kvhive::bench::measure(Seconds(is_brief ? 1 : 20), Seconds(is_brief ? 1 : 60));
+  is_brief ? kvhive::bench::measure(1, Seconds(1), Seconds(1))
+           : kvhive::bench::measure(9, Seconds(3), Seconds(7));
 }
