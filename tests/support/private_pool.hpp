@@ -34,8 +34,8 @@ inline PoolMemory private_pool(const PoolGeometry& geometry) {
   return std::move(*memory);
 }
 
-/// The same, whose names, and so their places in the index, are the same in each run with this seed.
-/// Else a test that fails because two contents meet in a bucket cannot be run again.
+/// The same, whose names, and so their places in the index, are the same in each run with this
+/// seed. Else a test that fails because two contents meet in a bucket cannot be run again.
 inline PoolMemory private_pool(const PoolGeometry& geometry, std::uint64_t seed) {
   PoolMemory memory = private_pool(geometry);
   PoolHeader& header = memory.control().header;
