@@ -5,6 +5,7 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "base/logging/log_limit.hpp"
+#include "config/domains/rule_text.hpp"
 #include "hashing/cache_salt.hpp"
 
 namespace kvhive {
@@ -392,8 +393,7 @@ Expected<std::int32_t> Port::adapter_of(const std::string& name) const {
   const auto found = std::ranges::find(limits_.adapters, name);
   if (found != limits_.adapters.end())
     return static_cast<std::int32_t>(found - limits_.adapters.begin());
-  std::string known;
-  for (const std::string& one : limits_.adapters) known += (known.empty() ? "" : ", ") + one;
+  std::string known = joined(limits_.adapters);
   const bool is_one_of_several = !limits_.model.empty();
   if (known.empty())
     known = is_one_of_several ? "--lora-modules names none for it"

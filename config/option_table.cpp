@@ -39,12 +39,6 @@ Expected<void> parse_value(bool& target, const std::string& text) {
   return {};
 }
 
-std::string joined(std::span<const std::string_view> names) {
-  std::string text;
-  for (const std::string_view name : names) text += (text.empty() ? "" : ", ") + std::string(name);
-  return text;
-}
-
 template <NamedEnum Enum>
 Expected<void> parse_value(Enum& target, const std::string& text) {
   const auto value = value_named<Enum>(text);

@@ -38,11 +38,11 @@
 #include "actors/prefix/sequence_start.hpp"
 #include "actors/prefix/single_flight.hpp"
 #include "actors/prefix/tails.hpp"
-#include "ipc/channel/board.hpp"
 #include "actors/step_order.hpp"
 #include "base/stop_watch.hpp"
 #include "config/choices.hpp"
 #include "config/window_retention.hpp"
+#include "ipc/channel/board.hpp"
 #include "pool/block_pool.hpp"
 
 namespace kvhive {

@@ -24,6 +24,17 @@ bool parse_number(Number& target, const std::string& text) {
   return is_number;
 }
 
+/// Names for an error text: "a, b, c".
+template <class Names>
+std::string joined(const Names& names) {
+  std::string text;
+  for (const auto& name : names) {
+    if (!text.empty()) text += ", ";
+    text += name;
+  }
+  return text;
+}
+
 /// The error of a value in an option's text: `'value' remedy`.
 tl::unexpected<Error> bad_value(const std::string& value, const std::string& remedy);
 

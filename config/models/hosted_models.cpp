@@ -78,12 +78,6 @@ Expected<void> parse_part(HostedModel& model, const std::string& text) {
   return refused("is unknown; use engines, block-size, max-model-len or min-blocks");
 }
 
-std::string joined(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
-}
-
 /// "a=engines:2,min-blocks:10%;b=block-size:32"
 Expected<void> parse_model_options(std::vector<HostedModel>& models, const std::string& text) {
   std::vector<std::string> seen;

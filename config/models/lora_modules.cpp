@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "config/domains/rule_text.hpp"
+
 namespace kvhive {
 namespace {
 
@@ -18,12 +20,6 @@ std::optional<std::size_t> model_in(std::string_view text, Names models) {
   return longest;
 }
 
-std::string listed(Names names) {
-  std::string text;
-  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
-  return text;
-}
-
 /// \param models  as for parse_lora_modules()
 Expected<LoraModule> parse_one(std::string_view text, Names models) {
   const bool has_model = models.size() > 1;
@@ -36,7 +32,7 @@ Expected<LoraModule> parse_one(std::string_view text, Names models) {
   std::string_view rest = text;
   if (has_model) {
     const auto model = model_in(text, models);
-    if (!model) return refused("has none of the models in front (" + listed(models) + ")");
+    if (!model) return refused("has none of the models in front (" + joined(models) + ")");
     module.model = *model;
     rest.remove_prefix(models[*model].size() + 1);
   }

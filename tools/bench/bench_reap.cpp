@@ -11,6 +11,7 @@
 #include <string>
 #include <thread>
 
+#include "base/stop_watch.hpp"
 #include "ipc/pidfd.hpp"
 #include "pool/care/reaper.hpp"
 #include "tools/bench/forked.hpp"
@@ -86,13 +87,6 @@ void die_holding_a_share(const SharedPool& shared, const std::vector<Prompt>& pr
   KV_CHECK(poll(&dead, 1, -1) == 1);
 }
 
-/// The CPU time of this thread. It does not include the time that other processes use the core.
-double processor_ms() {
-  timespec used{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
-  return static_cast<double>(used.tv_sec) * 1e3 + static_cast<double>(used.tv_nsec) / 1e6;
-}
-
 void print_times(const char* name, std::vector<double> ms) {
   std::sort(ms.begin(), ms.end());
   std::printf("  %-26s p50 %7.2f ms, p99 %7.2f ms, most %7.2f ms\n", name, ms[ms.size() / 2],
@@ -125,14 +119,14 @@ void measure(std::uint32_t blocks, std::size_t share, int deaths) {
   for (int i = 0; i < deaths; ++i) {
     die_holding_a_share(shared, prompts, held, *stage);
     stage->phase.store(Phase::sweep);
-    const double cpu = processor_ms();
+    const auto cpu = thread_cpu_time();
     sweeps.push_back(1e3 * seconds_of([&] {
                        const ReapReport report = reap(memory, kVictim);
                        KV_CHECK(report.released == held * kBlocksPerPrompt &&
                                     report.freed == kBlocksFilling,
                                 report.released, report.freed);
                      }));
-    sweeps_cpu.push_back(processor_ms() - cpu);
+    sweeps_cpu.push_back(static_cast<double>((thread_cpu_time() - cpu).count()) / 1e6);
 
     die_holding_a_share(shared, prompts, held, *stage);
     stage->phase.store(Phase::adoption);

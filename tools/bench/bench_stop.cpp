@@ -11,6 +11,7 @@
 #include <string>
 #include <thread>
 
+#include "base/stop_watch.hpp"
 #include "pool/care/reaper.hpp"
 #include "tools/bench/forked.hpp"
 #include "tools/bench/latency.hpp"
@@ -42,13 +43,6 @@ struct Stage {
   };
   std::array<Worker, kMostWorkers> workers;
 };
-
-std::uint64_t processor_ns() {
-  timespec used{};
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
-  return static_cast<std::uint64_t>(used.tv_sec) * 1'000'000'000u +
-         static_cast<std::uint64_t>(used.tv_nsec);
-}
 
 /// A process that repeatedly matches a prompt of 64 blocks, stores it if it has been evicted, and
 /// releases it.
@@ -95,9 +89,9 @@ class Worker {
       operation();
       ns = nanoseconds_since(start);
     } else {
-      const std::uint64_t start = processor_ns();
+      const auto start = thread_cpu_time();
       operation();
-      ns = processor_ns() - start;
+      ns = static_cast<std::uint64_t>((thread_cpu_time() - start).count());
     }
     if (before != stage_.phase.load(std::memory_order_relaxed) || before == Phase::end || !counts())
       return;

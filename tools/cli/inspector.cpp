@@ -123,10 +123,8 @@ std::string Inspector::Domains::name(DomainId domain) const {
 Expected<DomainId> Inspector::Domains::find(const std::string& wanted) const {
   const auto found = std::find(names.begin(), names.end(), wanted);
   if (found != names.end()) return DomainId{static_cast<std::uint16_t>(found - names.begin())};
-  std::string known;
-  for (const std::string& name : names) known += (known.empty() ? "" : ", ") + name;
-  return failure(Errc::not_found,
-                 "domain: no client of '" + wanted + "' has come yet; these are known: " + known);
+  return failure(Errc::not_found, "domain: no client of '" + wanted +
+                                      "' has come yet; these are known: " + joined(names));
 }
 
 Expected<nlohmann::json> Inspector::have_steward(Care care) const {

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "base/check.hpp"
-
 namespace kvhive {
 namespace {
 
@@ -79,9 +77,9 @@ Expected<EnginePlaces> place_engines(const CpuBind& bind, std::uint32_t engines,
   const std::uint32_t most = most_threads(quota, engines);
   // As many for all, so that none is slower than the others only because of where it runs.
   const std::uint32_t even = at_least_one(map.cores() / engines);
+  const bool are_listed = bind.way == CpuBind::Way::listed;
   for (ProcessorList& list : lists) {
-    const bool has_own = bind.way == CpuBind::Way::listed;
-    const std::uint32_t cores = has_own ? at_least_one(map.cores_of(list)) : even;
+    const std::uint32_t cores = are_listed ? at_least_one(map.cores_of(list)) : even;
     places.engines.push_back({threads != 0 ? threads : std::min(cores, most), std::move(list)});
   }
   return places;

@@ -2,8 +2,6 @@
 
 #include <hwloc.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <utility>
 
 #include "base/check.hpp"
