@@ -21,6 +21,8 @@ constexpr std::size_t kAbortsPerTurn = 32;
 constexpr std::chrono::milliseconds kPatience{20};
 /// Where so many channels are watched, each is looked at less often.
 constexpr std::size_t kWatchedAtOnce = 200;
+/// What comes to a channel whose requests are refused as overloaded is looked at so often.
+constexpr std::chrono::milliseconds kOverloaded{20};
 /// What clients may do for nothing is counted in windows of this length.
 constexpr std::chrono::milliseconds kWindow{100};
 /// A channel that rings more often than this in a window is not listened to until the window ends.
@@ -43,6 +45,11 @@ std::uint64_t mix(std::uint64_t seed, const Submission& submission) {
   for (const TokenId token : submission.prompt)
     hash = (hash ^ static_cast<std::uint32_t>(token)) * 1099511628211ull;
   return hash;
+}
+
+/// All of the engine's channels have the same instants: it is woken once for all of them.
+std::chrono::nanoseconds until_the_next(std::chrono::nanoseconds interval) {
+  return interval - std::chrono::steady_clock::now().time_since_epoch() % interval;
 }
 
 /// Reads and digests it: megabytes, off the event loop.
@@ -146,17 +153,21 @@ void Port::on_ring(std::uint64_t id) {
   const auto found = channels_.find(id);
   if (found == channels_.end()) return;
   OpenChannel& open = found->second;
-  if (open.rings.add(1) > kMostRings) {
-    // The bell is rung already when it is watched again, which counts as an edge: no ring is lost.
-    loop_.unwatch(open.bell.get());
-    loop_.after(open.rings.time_left(), [this, id] {
-      if (const auto still = channels_.find(id); still != channels_.end())
-        listen(id, still->second);
-    });
-    return;
-  }
+  if (open.rings.add(1) > kMostRings) return listen_later(id, open, open.rings.time_left());
   open.was_rung = true;
   want_turn(id, open);
+}
+
+/// The bell is rung already when it is watched again, which counts as an edge: no ring is lost.
+void Port::listen_later(std::uint64_t id, OpenChannel& open, std::chrono::nanoseconds pause) {
+  if (std::exchange(open.is_unheard, true)) return;
+  loop_.unwatch(open.bell.get());
+  loop_.after(pause, [this, id] {
+    const auto still = channels_.find(id);
+    if (still == channels_.end()) return;
+    still->second.is_unheard = false;
+    listen(id, still->second);
+  });
 }
 
 /// Requests of the channel have ended, for whose memory others wait; or one was lost.
@@ -263,6 +274,9 @@ Port::Drained Port::drain(std::uint64_t id) {
   else
     open.helps = false;
   if (open.channel->watches()) watch(id, open);
+  open.is_overloaded =
+      open.channel->was_overloaded() || (open.is_overloaded && open.channel->had_news());
+  if (open.is_overloaded) listen_later(id, open, until_the_next(kOverloaded));
   const std::size_t refused = open.channel->refused();
   // A turn that the engine wanted for itself is not the client's waste.
   if (!std::exchange(open.was_rung, false) || taken + aborted + refused != 0)

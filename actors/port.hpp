@@ -9,7 +9,9 @@
 // Requests that are for another engine are looked at again a little later: whoever has room helps
 // (ipc/channel/board.hpp). A
 // domain that wastes its turns, because its clients ring for nothing or its requests are refused,
-// has none for a while, and a channel whose client rings without end is not listened to.
+// has none for a while, and a channel whose client rings without end is not listened to. Where
+// requests are refused because too much waits, the next ones wait for each other: each wakes all
+// engines, which have enough to do.
 
 #include <chrono>
 #include <deque>
@@ -85,13 +87,16 @@ class Port {
     DomainId domain;
     DomainShare share;
     Count rings = {};
-    bool wants_turn = false;  ///< it is in Domain::wanting
-    bool was_rung = false;    ///< by its client, since its last turn
-    bool is_watched = false;  ///< a timer is set that looks at it again
+    bool wants_turn = false;     ///< it is in Domain::wanting
+    bool was_rung = false;       ///< by its client, since its last turn
+    bool is_watched = false;     ///< a timer is set that looks at it again
+    bool is_unheard = false;     ///< a timer is set that listens to it again
+    bool is_overloaded = false;  ///< requests are refused, and more come
     /// The next turn may take requests that others have had the time to take.
     bool helps = false;
   };
   void listen(std::uint64_t id, OpenChannel& open);
+  void listen_later(std::uint64_t id, OpenChannel& open, std::chrono::nanoseconds pause);
   void on_ring(std::uint64_t id);
   void on_change(std::uint64_t id);
   void watch(std::uint64_t id, OpenChannel& open);

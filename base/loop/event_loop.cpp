@@ -63,6 +63,7 @@ void EventLoop::unwatch(int fd) {
 }
 
 void EventLoop::after(std::chrono::nanoseconds pause, Handler on_time) {
+  if (pause <= pause.zero()) return due_.push_back(std::move(on_time));
   const auto timer = timers_.emplace(std::chrono::steady_clock::now() + pause, std::move(on_time));
   if (timer == timers_.begin()) set_timer();
 }
@@ -79,12 +80,15 @@ void EventLoop::post(Handler handler) {
 void EventLoop::run() {
   std::array<epoll_event, 64> events;
   while (!is_stopped_) {
-    const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), -1);
+    constexpr int kForEver = -1;
+    const int count = epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
+                                 due_.empty() ? kForEver : 0);
     KV_CHECK(count >= 0 || errno == EINTR, errno);
     for (int i = 0; i < count && !is_stopped_; ++i) {
       dispatch(events[static_cast<std::size_t>(i)].data.u64);
       if (after_each_) call(after_each_);
     }
+    run_what_is_due();
   }
   is_stopped_ = false;
 }
@@ -107,6 +111,16 @@ void EventLoop::run_due_timers() {
   while (!is_stopped_ && !timers_.empty() && timers_.begin()->first <= now)
     call(timers_.extract(timers_.begin()).mapped());
   set_timer();
+}
+
+/// Not what they add: that waits for the next events.
+void EventLoop::run_what_is_due() {
+  for (std::size_t left = due_.size(); left != 0 && !is_stopped_; --left) {
+    const Handler handler = std::move(due_.front());
+    due_.pop_front();
+    call(handler);
+    if (after_each_) call(after_each_);
+  }
 }
 
 void EventLoop::run_posts() {

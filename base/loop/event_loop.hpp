@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -40,7 +41,8 @@ class EventLoop {
   void unwatch(int fd);
 
   /// run() calls `on_time` once, when the time `pause` has passed. If several timers are due, they
-  /// run in the order of their times.
+  /// run in the order of their times. Without a pause it is called when what has happened by now
+  /// has been handled: no timer is set, which costs more than most events.
   void after(std::chrono::nanoseconds pause, Handler on_time);
 
   /// run() calls `handler` soon. The only function that other threads may call; the loop outlives
@@ -77,6 +79,7 @@ class EventLoop {
   void add(int fd, std::uint32_t events, Handler handler);
   void dispatch(std::uint64_t event);
   void run_due_timers();
+  void run_what_is_due();
   void run_posts();
   void set_timer() const;
   void call(const Handler& handler) const;
@@ -88,6 +91,7 @@ class EventLoop {
   std::map<int, Watch> watched_;  ///< by descriptor
   std::uint32_t next_watch_ = 0;
   std::multimap<Time, Handler> timers_;
+  std::deque<Handler> due_;  ///< timers without a pause
   Handler after_each_;
   bool is_stopped_ = false;
 };

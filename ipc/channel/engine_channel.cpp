@@ -744,6 +744,8 @@ class EngineChannel::Sink : public OutputSink {
     if (state_.phase() == Phase::waiting && !claim(Phase::taking)) return false;
     if (reason == FinishReason::error && state_.phase() == Phase::taking)
       ++channel_->late_refusals_;
+    if (error.code == Errc::overloaded)
+      channel_->was_overloaded_.store(true, std::memory_order_relaxed);
     write_stats(stats);
     channel_->finish(slot_, reason, error, std::min<std::size_t>(text_bytes, text_end_));
     return true;

@@ -134,6 +134,8 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   std::size_t refused() const { return refused_; }
   /// Of these, those of the last call itself.
   std::size_t refused_at_once() const { return refused_at_once_; }
+  /// Whether a request was refused as overloaded since the last call.
+  bool was_overloaded() { return was_overloaded_.exchange(false, std::memory_order_relaxed); }
   /// Whether the client had written marks since the call before the last.
   bool had_news() const { return had_news_; }
   /// Whether there is a request that was left to another engine, for now: look again in a while.
@@ -230,6 +232,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   std::size_t refused_ = 0;
   std::size_t refused_at_once_ = 0;
   std::atomic<std::size_t> late_refusals_{0};  ///< of requests that had been taken
+  std::atomic<bool> was_overloaded_{false};
   bool has_more_ = false;
   bool has_more_aborts_ = false;
   bool is_shared_ = true;

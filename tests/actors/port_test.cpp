@@ -33,27 +33,34 @@ struct Sent {
   std::vector<RequestKey> aborted;
   std::vector<std::uint64_t> closed;
   std::vector<NewLimits> limits;
+  std::size_t batches = 0;
+  bool refuses = false;  ///< all that comes, as overloaded
 };
 
 SchedulerHandle::behavior_type recording_scheduler(SchedulerHandle::pointer, Sent* sent) {
-  return {[sent](SubmitBatch& batch) {
-            const std::lock_guard lock(sent->mutex);
-            for (auto& submission : batch.submissions)
-              sent->submissions.push_back(std::move(submission));
-          },
-          [sent](const AbortBatch& batch) {
-            const std::lock_guard lock(sent->mutex);
-            sent->aborted.insert(sent->aborted.end(), batch.requests.begin(), batch.requests.end());
-            sent->closed.insert(sent->closed.end(), batch.channels.begin(), batch.channels.end());
-          },
-          [](TellWhenEmpty& order) { order.tell(); },
-          [sent](const NewLimits& limits) {
-            const std::lock_guard lock(sent->mutex);
-            sent->limits.push_back(limits);
-          },
-          [](Retry) {},
-          [](ReplayMore) {},
-          [](LookAfterTails) {}};
+  return {
+      [sent](SubmitBatch& batch) {
+        const std::lock_guard lock(sent->mutex);
+        ++sent->batches;
+        for (auto& submission : batch.submissions) {
+          if (sent->refuses)
+            submission.sink->finished(FinishReason::error, {Errc::overloaded, "too much"}, {}, 0);
+          sent->submissions.push_back(std::move(submission));
+        }
+      },
+      [sent](const AbortBatch& batch) {
+        const std::lock_guard lock(sent->mutex);
+        sent->aborted.insert(sent->aborted.end(), batch.requests.begin(), batch.requests.end());
+        sent->closed.insert(sent->closed.end(), batch.channels.begin(), batch.channels.end());
+      },
+      [](TellWhenEmpty& order) { order.tell(); },
+      [sent](const NewLimits& limits) {
+        const std::lock_guard lock(sent->mutex);
+        sent->limits.push_back(limits);
+      },
+      [](Retry) {},
+      [](ReplayMore) {},
+      [](LookAfterTails) {}};
 }
 
 /// One client's channel with both ends.
@@ -372,6 +379,21 @@ TEST_F(PortTest, ADomainThatWastesItsTurnsHasNoneForAWhile) {
   EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(100));
   line(kChannels + 1).submit_tokens(10);
   run_until([&] { return arrived().size() == 1; });
+}
+
+/// On a busy machine they are taken together anyway.
+TEST_F(PortTest, WhatComesWhileRequestsAreRefusedAsOverloadedIsTakenTogether) {
+  make_port();
+  sent_.refuses = true;
+  constexpr std::size_t kRequests = 50;
+  std::size_t submitted = 0;
+  const std::function<void()> submit = [&] {
+    line(1).submit_tokens(10);
+    if (++submitted < kRequests) loop_.after(std::chrono::milliseconds(1), submit);
+  };
+  submit();
+  run_until([&] { return arrived().size() == kRequests; });
+  EXPECT_LT(sent_.batches, kRequests / 3);
 }
 
 TEST_F(PortTest, AClosedChannelsPromptsAreForgotten) {

@@ -5,6 +5,9 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -130,6 +133,25 @@ TEST_F(EventLoopTest, TimersMaySetTimersAndEqualOnesKeepTheirOrder) {
   });
   loop_.run();
   EXPECT_THAT(seen_, ElementsAre("outer", "a", "b", "c"));
+}
+
+/// Setting a timer costs more than most events.
+TEST_F(EventLoopTest, WithoutAPauseNoTimerIsSet) {
+  const auto timer = [] {
+    for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code none;
+      if (read_symlink(entry, none) != "anon_inode:[timerfd]") continue;
+      std::ostringstream info;
+      info << std::ifstream("/proc/self/fdinfo" / entry.path().filename()).rdbuf();
+      return info.str();
+    }
+    return std::string("none");
+  };
+  const std::string before = timer();
+  EXPECT_THAT(before, ::testing::HasSubstr("ticks: 0"));
+  loop_.after(0ms, [&] { loop_.stop(); });
+  loop_.run();
+  EXPECT_EQ(timer(), before);
 }
 
 TEST_F(EventLoopTest, ATimerThatIsAlwaysDueDoesNotKeepOthersWaiting) {

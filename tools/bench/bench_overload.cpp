@@ -1,7 +1,7 @@
 // What a running daemon does when three domains want four times what it can do. By turns its
-// capacity is measured (as many requests under way as keep it busy), and each domain submits a
-// third of four times that rate, whatever becomes of its requests. Only what stands side by side in
-// a round is compared: the machine's speed changes in seconds.
+// capacity for these domains is measured (together they have as many requests under way as keep it
+// busy), and each submits a third of four times that rate, whatever becomes of its requests. Only
+// what stands side by side in a round is compared: the machine's speed changes in seconds.
 //
 // Usage: bench_overload [--brief]   The daemon has --socket-access everybody, --max-queued-tokens,
 // and shares for the users 60001, 60002, 60003 with the weights 1, 2, 4. This program plays these
@@ -11,12 +11,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdio>
 #include <deque>
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -134,46 +136,56 @@ double seconds_of_engines() {
   return ticks / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
-/// Tokens generated.
-struct Rates {
-  double per_second = 0;
-  double per_processor_second = 0;  ///< of the engines
+/// Tokens generated, by domain.
+using Tokens = std::array<double, kDomains>;
+
+Tokens tokens_of(const std::deque<Domain>& domains) {
+  Tokens tokens{};
+  for (std::size_t i = 0; i < kDomains; ++i) tokens[i] = static_cast<double>(domains[i].tokens);
+  return tokens;
+}
+
+struct Generated {
+  Tokens tokens;
+  double seconds = 0;
+  double processor_seconds = 0;  ///< of the engines
+
+  double all() const { return std::accumulate(tokens.begin(), tokens.end(), 0.0); }
+  double per_second() const { return all() / seconds; }
+  double per_processor_second() const { return all() / processor_seconds; }
 };
 
 class Stretch {
  public:
-  /// \param tokens  generated so far
-  explicit Stretch(std::size_t tokens) : tokens_(tokens) {}
-  Rates until_now(std::size_t tokens) const {
-    const auto generated = static_cast<double>(tokens - tokens_);
-    return {generated / Seconds(Clock::now() - start_).count(),
-            generated / (seconds_of_engines() - used_)};
+  explicit Stretch(const std::deque<Domain>& domains)
+      : domains_(domains), tokens_(tokens_of(domains)) {}
+  Generated until_now() const {
+    Generated generated{tokens_of(domains_), Seconds(Clock::now() - start_).count(),
+                        seconds_of_engines() - used_};
+    for (std::size_t i = 0; i < kDomains; ++i) generated.tokens[i] -= tokens_[i];
+    return generated;
   }
 
  private:
+  const std::deque<Domain>& domains_;
   Clock::time_point start_ = Clock::now();
   double used_ = seconds_of_engines();
-  std::size_t tokens_;
+  Tokens tokens_;
 };
 
 void read_to_the_end(Domain& domain) {
   while (domain.under_way() != 0) domain.wait(std::chrono::milliseconds(100)), domain.read();
 }
 
-/// Keeps some requests under way; the first third of the time does not count.
-Rates capacity(Domain& domain, Seconds time) {
-  constexpr std::size_t kUnderWay = 64;
+/// Keeps some requests under way, and then reads to the end.
+void keep_busy(Domain& domain, std::size_t under_way, Seconds time) {
   const auto start = Clock::now();
-  std::optional<Stretch> counted;
   while (Clock::now() - start < time) {
-    while (domain.under_way() < kUnderWay) domain.submit();
+    while (domain.under_way() < under_way) domain.submit();
     domain.wait(std::chrono::milliseconds(20));
     domain.read();
-    if (!counted && Clock::now() - start > time / 3) counted.emplace(domain.tokens);
   }
-  const Rates rates = counted->until_now(domain.tokens);
   read_to_the_end(domain);
-  return rates;
 }
 
 /// Submits at a fixed rate, and then reads to the end.
@@ -188,23 +200,29 @@ void flood(Domain& domain, double rate, Seconds time) {
   read_to_the_end(domain);
 }
 
-std::size_t tokens_of(const std::deque<Domain>& domains) {
-  std::size_t tokens = 0;
-  for (const Domain& domain : domains) tokens += domain.tokens;
-  return tokens;
+/// What comes of `act(domain)` of all at once; the first third of the time does not count.
+template <class Act>
+Generated together(std::deque<Domain>& domains, Seconds time, double& most_memory, const Act& act) {
+  std::vector<std::jthread> threads;
+  for (Domain& domain : domains) threads.emplace_back([&domain, &act] { act(domain); });
+  std::this_thread::sleep_for(time / 3);
+  const Stretch counted(domains);
+  std::this_thread::sleep_for(time * 2 / 3);
+  const Generated generated = counted.until_now();
+  most_memory = std::max(most_memory, static_cast<double>(memory_of_engines()));
+  return generated;
 }
 
-/// All at once, at so many requests a second together; the first third of the time does not count.
-Rates overload(std::deque<Domain>& domains, double rate, Seconds time, double& most_memory) {
-  std::vector<std::jthread> threads;
-  for (Domain& domain : domains)
-    threads.emplace_back([&domain, rate, time] { flood(domain, rate / kDomains, time); });
-  std::this_thread::sleep_for(time / 3);
-  const Stretch counted(tokens_of(domains));
-  std::this_thread::sleep_for(time * 2 / 3);
-  const Rates rates = counted.until_now(tokens_of(domains));
-  most_memory = std::max(most_memory, static_cast<double>(memory_of_engines()));
-  return rates;
+Generated capacity(std::deque<Domain>& domains, Seconds time, double& most_memory) {
+  constexpr std::size_t kUnderWay = 64;
+  return together(domains, time, most_memory,
+                  [time](Domain& domain) { keep_busy(domain, kUnderWay / kDomains, time); });
+}
+
+/// \param rate  requests that they submit in a second together
+Generated overload(std::deque<Domain>& domains, double rate, Seconds time, double& most_memory) {
+  return together(domains, time, most_memory,
+                  [=](Domain& domain) { flood(domain, rate / kDomains, time); });
 }
 
 void print_spread(const char* what, std::vector<double> ratios) {
@@ -213,12 +231,11 @@ void print_spread(const char* what, std::vector<double> ratios) {
               ratios.back());
 }
 
-void print_shares(const std::deque<Domain>& domains) {
-  double weights = 0;
-  for (const double weight : kWeights) weights += weight;
-  const auto tokens = static_cast<double>(tokens_of(domains));
+void print_shares(const Tokens& tokens) {
+  const double weights = std::accumulate(std::begin(kWeights), std::end(kWeights), 0.0);
+  const double all = std::accumulate(tokens.begin(), tokens.end(), 0.0);
   for (std::size_t i = 0; i < kDomains; ++i) {
-    const double part = static_cast<double>(domains[i].tokens) / tokens;
+    const double part = tokens[i] / all;
     const double share = kWeights[i] / weights;
     std::printf("  user %u: %.3f of all tokens, weight %.3f: %.3f of its share\n",
                 kFirstUser + static_cast<uid_t>(i), part, share, part / share);
@@ -246,29 +263,30 @@ void measure(int rounds, Seconds calm, Seconds overloaded) {
   std::deque<Domain> domains;
   for (std::size_t i = 0; i < kDomains; ++i)
     domains.emplace_back(connect_as(kFirstUser + static_cast<uid_t>(i)));
-  Domain alone(connect_as(kFirstUser));
   std::printf(
       "Overload: %zu domains, requests of %zu + %u tokens, %.0f x the capacity, %d rounds of %.0f "
       "s\n",
       kDomains, kPromptTokens, kOutputTokens, kOverload, rounds, overloaded.count());
-  const double before = static_cast<double>(memory_of_engines());
-  double most = before;
+  double after_first = 0, most = 0;
   std::vector<double> goodput, by_processor_time;
+  Tokens overloaded_tokens{};
   for (int round = 0; round < rounds; ++round) {
-    const Rates can = capacity(alone, calm);
-    const double wanted = can.per_second / kOutputTokens * kOverload;
-    const Rates does = overload(domains, wanted, overloaded, most);
-    const Rates still_can = capacity(alone, calm);  // it changes meanwhile
-    goodput.push_back(2 * does.per_second / (can.per_second + still_can.per_second));
-    by_processor_time.push_back(2 * does.per_processor_second /
-                                (can.per_processor_second + still_can.per_processor_second));
+    const Generated can = capacity(domains, calm, most);
+    const double wanted = can.per_second() / kOutputTokens * kOverload;
+    const Generated does = overload(domains, wanted, overloaded, most);
+    const Generated still_can = capacity(domains, calm, most);  // it changes meanwhile
+    goodput.push_back(2 * does.per_second() / (can.per_second() + still_can.per_second()));
+    by_processor_time.push_back(2 * does.per_processor_second() /
+                                (can.per_processor_second() + still_can.per_processor_second()));
+    for (std::size_t i = 0; i < kDomains; ++i) overloaded_tokens[i] += does.tokens[i];
+    if (round == 0) after_first = most;
   }
   print_spread("tokens a second", goodput);
   print_spread("for each second of the engines' processor time", by_processor_time);
   print_refusals(domains);
-  print_shares(domains);
-  std::printf("  engines' own memory: %.1f MiB before, at most %.1f MiB\n", before / 0x1p20,
-              most / 0x1p20);
+  print_shares(overloaded_tokens);
+  std::printf("  engines' own memory: %.1f MiB in the first round, at most %.1f MiB\n",
+              after_first / 0x1p20, most / 0x1p20);
 }
 
 }  // namespace
