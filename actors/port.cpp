@@ -76,6 +76,7 @@ Port::Port(EventLoop& loop, SchedulerHandle scheduler, const Tokenizer& tokenize
         auto ready = complete(std::move(submission), std::move(prompt));
         if (!ready) return sink->flush();
         sink->wait();
+        limits_.self.board->take(limits_.self.life);
         caf::anon_send(scheduler_, SubmitBatch{{std::move(*ready)}});
       }) {}
 
@@ -302,6 +303,9 @@ std::size_t Port::submit(OpenChannel& open) {
     if (const auto note = takeovers.admit())
       spdlog::info("channel {}: {} requests go on that another engine had begun{}", channel.id(),
                    taken_over, *note);
+  const auto refused_or_read_later = taken.size() - batch.submissions.size();
+  limits_.self.board->take_back(limits_.self.life,
+                                static_cast<std::uint32_t>(refused_or_read_later));
   if (!batch.submissions.empty()) caf::anon_send(scheduler_, std::move(batch));
   return taken.size();
 }

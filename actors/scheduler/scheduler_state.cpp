@@ -38,6 +38,7 @@ std::span<const TokenId> given_tokens(const Submission& submission) {
 // -- requests come in -----------------------------------------------------------------------------
 
 void SchedulerState::submit(Submission&& submission) {
+  ++submitted_;
   waiting_.set_share(submission.domain, submission.share);
   if (auto valid = check(submission); !valid) return refuse(submission, valid.error());
   if (submission.params.only_asks) return ask(std::move(submission));
@@ -396,7 +397,8 @@ void SchedulerState::tell_load() {
                                std::min(waits_for_others_, waiting_.size());
   const auto room = config_.max_num_seqs - std::min<std::size_t>(requests, config_.max_num_seqs);
   config_.tell_load(
-      {static_cast<std::uint32_t>(room), static_cast<std::uint32_t>(waiting_.tokens())});
+      {static_cast<std::uint32_t>(room), static_cast<std::uint32_t>(waiting_.tokens())},
+      submitted_);
 }
 
 void SchedulerState::admit(const Admission& admission) {

@@ -51,7 +51,8 @@ struct SchedulerConfig {
   std::uint32_t vocab_size = 0;
   std::vector<TokenId> eos_token_ids;
   const Tokenizer* tokenizer = nullptr;  ///< for text and stop strings; outlives the scheduler
-  std::function<void(EngineLoad)> tell_load{};  ///< called with each step and submission
+  /// Called with each step and submission, and with how many submissions the load counts.
+  std::function<void(EngineLoad, std::uint32_t)> tell_load{};
   PromptLookup lookup{};  ///< guesses at what a running request's next tokens are
   /// Tokens of the requests that wait. What comes then is refused as overloaded. 0 = no limit.
   std::uint32_t max_queued_tokens = 0;
@@ -170,6 +171,7 @@ class SchedulerState {
   SchedulerConfig config_;
   RequestMeter meter_;
   std::uint64_t next_seq_ = 1;
+  std::uint32_t submitted_ = 0;
   std::uint64_t next_step_ = 1;
   std::unordered_map<SeqId, Request> requests_;
   StepOrder<Request> sampled_order_;

@@ -77,17 +77,22 @@ bool Board::is_for(const Member& self, const RequestName& request, const Since& 
   const auto [engines, count] = serving(self.life);
   if (count == 0) return true;
   const EngineLife next = engines[place_of(request, count)];
-  EngineLoad mine = load_of(self.life);
+  const auto load = [&](EngineLife engine) {
+    EngineLoad expected = load_of(engine);
+    if (since.rooms)
+      expected.room = static_cast<std::uint32_t>(std::max(0, (*since.rooms)[engine.slot]));
+    return expected;
+  };
+  EngineLoad mine = load(self.life);
   if (next != self.life) {
-    mine.room -= std::min(mine.room, since.taken);
     mine.queued += since.tokens;
-    const EngineLoad theirs = load_of(next);
+    const EngineLoad theirs = load(next);
     return self.is_much_busier(theirs, mine) || mine.room >= theirs.room + kMoreRoom;
   }
   // Only if there is no doubt that somebody takes it: else it waits.
   return std::none_of(engines.begin(), engines.begin() + count, [&](EngineLife other) {
     if (other == self.life) return false;
-    const EngineLoad theirs = load_of(other);
+    const EngineLoad theirs = load(other);
     return self.is_much_busier(mine, theirs) ||
            theirs.room >= mine.room + since.left + 2 * kMoreRoom;
   });

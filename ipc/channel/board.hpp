@@ -76,6 +76,8 @@ struct alignas(64) BoardRow {
   /// Which model it serves: engines of other models have other channels. Written before `serving`.
   std::atomic<std::uint32_t> model;
   std::atomic<ToldLack> lacking;  ///< told anew with each plan of a step while it lacks blocks
+  /// Requests that the engine has taken, and how many of them `load` counts. Written by it.
+  std::atomic<std::uint32_t> taken, counted;
 };
 static_assert(sizeof(BoardRow) == 64);
 inline constexpr std::size_t kBoardBytes = kMaxProcesses * sizeof(BoardRow);
@@ -98,11 +100,14 @@ struct RequestName {
   std::uint32_t number = 0;  ///< of the slot's requests
 };
 
-/// What an engine has done since loads were told.
+/// What an engine knows of a channel's requests that no load tells of.
 struct Since {
-  std::uint32_t taken = 0;   ///< requests that it has taken since
+  std::uint32_t taken = 0;   ///< requests that it has taken
   std::uint32_t tokens = 0;  ///< theirs
-  std::uint32_t left = 0;    ///< turns that it has left to others since
+  std::uint32_t left = 0;    ///< turns that it has left to others
+  /// By the engine's slot: room that it had a moment ago, without what is or was its turn by then.
+  /// In a burst one that is a little later than others has not taken its turns yet. It will.
+  std::optional<std::array<std::int32_t, kMaxProcesses>> rooms{};
 };
 
 /// An engine as others see it.
@@ -138,13 +143,22 @@ class Board {
   /// From now on `self` takes its turn.
   void serve(EngineLife self, EngineLoad load, ModelId model = {}) {
     rows_[self.slot].model.store(model.value, std::memory_order_relaxed);
-    tell_load(self, load);
+    rows_[self.slot].taken.store(0, std::memory_order_relaxed);
+    tell_load(self, load, 0);
     hear(self);
     rows_[self.slot].serving.store(self.life, std::memory_order_release);
   }
-  void tell_load(EngineLife self, EngineLoad load) {
+  /// \param counted  of the requests that it has taken, those that the load counts
+  void tell_load(EngineLife self, EngineLoad load, std::uint32_t counted) {
     rows_[self.slot].load.store(load, std::memory_order_relaxed);
+    rows_[self.slot].counted.store(counted, std::memory_order_release);
     beat(self);
+  }
+  /// The engine has taken a request, of which its load will be told later. Others look at once.
+  void take(EngineLife self) { rows_[self.slot].taken.fetch_add(1, std::memory_order_relaxed); }
+  /// No load will ever count so many of those taken.
+  void take_back(EngineLife self, std::uint32_t requests) {
+    rows_[self.slot].taken.fetch_sub(requests, std::memory_order_relaxed);
   }
   /// From now on `self` takes no turn, and others take its turns.
   void leave(EngineLife self) { rows_[self.slot].serving.store(0, std::memory_order_release); }
@@ -156,8 +170,13 @@ class Board {
   /// needs no blocks. Asked by one thread.
   Lack others_lack(EngineLife self, std::uint64_t now_ns = monotonic_ns());
   static constexpr std::uint64_t kLackIsBelieved = 10'000'000'000;
+  /// As told, with what was taken since.
   EngineLoad load_of(EngineLife engine) const {
-    return rows_[engine.slot].load.load(std::memory_order_relaxed);
+    const BoardRow& row = rows_[engine.slot];
+    EngineLoad load = row.load.load(std::memory_order_relaxed);
+    const std::uint32_t counted = row.counted.load(std::memory_order_acquire);
+    load.room -= std::min(load.room, row.taken.load(std::memory_order_relaxed) - counted);
+    return load;
   }
 
   /// The engine listens to its clients. Called once in a while where something waits.

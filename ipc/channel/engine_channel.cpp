@@ -252,6 +252,7 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
   refused_at_once_ = 0;
   had_news_ = false;
   if (!look_at_marks()) passed = kChannelSlots;
+  if (is_shared_) count_turns(of_others.since);
   for (; passed < kChannelSlots && cost < most_bytes; ++passed) {
     if (const auto found = find(next_slot_, of_others)) {
       const RequestBody body = copy_body(*found);
@@ -263,6 +264,7 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
         cost += kRequestCost;
         if (request) {
           of_others.left -= std::min<std::size_t>(of_others.left, 1);
+          self_.board->take(self_.life);
           ++of_others.since.taken;
           of_others.since.tokens += static_cast<std::uint32_t>(prompt_tokens(body));
           cost += request->text.size() + request->tokens.size() * sizeof(TokenId) +
@@ -281,6 +283,21 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
   watches_ = watches_ || (passed < kChannelSlots && watched);  // not all slots were looked at
   ring();
   return taken;
+}
+
+/// Which room each engine will have when it has taken its turns. Where marks are older than the
+/// slot's word, a request more or less does not matter.
+void EngineChannel::count_turns(Since& since) const {
+  since.rooms.emplace();
+  for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot)
+    (*since.rooms)[slot] = static_cast<std::int32_t>(self_.board->load_of({slot, 0}).room);
+  for (std::uint32_t slot = 0; slot < kChannelSlots; ++slot) {
+    const SlotState seen = answer(slot).state.load(std::memory_order_relaxed);
+    const std::uint32_t submitted = marks_[slot].submitted;
+    if (seen.phase() != Phase::finished || submitted == seen.number) continue;
+    if (const auto next = self_.board->turn(self_.life, {id_, slot, submitted}))
+      --(*since.rooms)[next->slot];
+  }
 }
 
 /// The number of the slot's newest request; the one that was known if it cannot be read.
@@ -342,8 +359,14 @@ bool EngineChannel::is_for_me(const RequestName& request, const Since& since) co
 /// has less room, or has done nothing for long. If not, that one is only late: others compete for
 /// its processor. But not for ever: it may not have the channel.
 bool EngineChannel::takes_turn(const RequestName& request, Help& help) {
-  if (is_for_me(request, help.since)) return true;
+  const bool takes = is_for_me(request, help.since);
   const auto next = self_.board->turn(self_.life, request);
+  if (auto& rooms = help.since.rooms; rooms && next && takes != (next == self_.life)) {
+    const std::int32_t more = takes ? 1 : -1;  // than its turns
+    (*rooms)[self_.life.slot] -= more;
+    (*rooms)[next->slot] += takes ? 1 : 0;
+  }
+  if (takes) return true;
   if (next == self_.life) ++help.since.left;
   if (help.left == 0) return false;
   if (!next || next == self_.life || self_.board->is_silent(*next) ||
@@ -355,10 +378,11 @@ bool EngineChannel::takes_turn(const RequestName& request, Help& help) {
 }
 
 /// So much only that the other engine does not take it back: then requests would go to and fro.
+/// Where many engines share a processor, all of them are in long steps.
 bool EngineChannel::may_take_from(EngineLife engine, const Help& help) const {
-  if (self_.board->is_silent(engine)) return true;
   const std::uint32_t tokens = help.since.tokens;
   EngineLoad theirs = self_.board->load_of(engine), mine = self_.board->load_of(self_.life);
+  if (self_.board->is_silent(engine)) return mine.room > theirs.room + help.since.taken;
   theirs.queued -= std::min(theirs.queued, tokens);
   mine.queued += tokens;
   return self_.is_much_busier(theirs, mine);

@@ -124,6 +124,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   /// Takes those whose turn this engine is, also from an engine that died. (That engine may have
   /// died before it rang, so the client is rung.) Others may be for this engine later: then
   /// watches() says so.
+  /// Tells the board how many it takes (Board::take); the caller tells what it does not pass on.
   /// \param help  how many more to take, of those that were left to others, and of those that wait
   ///              at engines which are much busier or do nothing. Not 0 = others have had the time
   std::vector<TakenRequest> take_submitted(const PromptLimits& limits = {},
@@ -181,6 +182,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
     }
   };
   bool look_at_marks();
+  void count_turns(Since& since) const;
   std::uint32_t newest_request(std::uint32_t slot) const;
   /// What a call of take_submitted() may still take of others, and what it has taken so far.
   struct Help {

@@ -169,6 +169,7 @@ TEST_F(PortTest, ShortAndLongTextsArriveTokenised) {
   line(1).submit_text(100);
   line(1).submit_text(100'000);
   run_until([&] { return arrived().size() == 2; });
+  EXPECT_EQ(board_->load_of(self_.life).room, 62u);
   const std::lock_guard lock(sent_.mutex);
   std::vector<std::size_t> lengths;
   for (const Submission& submission : sent_.submissions)
@@ -268,6 +269,8 @@ TEST_F(PortTest, AnAdapterArrivesAsItsNumberAndAnUnknownOneIsRefused) {
     ASSERT_TRUE(line(1).client.submit(request).has_value());
   }
   run_until([&] { return arrived().size() == 3; });
+  EXPECT_EQ(board_->load_of(self_.life).room, 61u)
+      << "the board counts what the scheduler was sent";
   const std::lock_guard lock(sent_.mutex);
   std::map<std::string, std::int32_t> numbers;
   for (const Submission& submission : sent_.submissions) {
@@ -509,13 +512,13 @@ TEST_F(PortTest, WhatAStoppedEngineDoesNotTakeIsTakenAfterAWhile) {
 TEST_F(PortTest, AnEngineWithoutRoomLeavesRequestsToOneThatHasSome) {
   make_port();
   board_.join(1, 1);
-  board_->tell_load(self_.life, {0, 0});
+  board_->tell_load(self_.life, {0, 0}, 0);
   for (int i = 0; i < 8; ++i) line(1).submit_tokens(10);
   // A time that does not show a mistake on a busy machine, and never shows one that is none.
   loop_.after(std::chrono::milliseconds(100), [this] { loop_.stop(); });
   loop_.run();
   EXPECT_THAT(arrived(), IsEmpty());
-  board_->tell_load(self_.life, {64, 0});
+  board_->tell_load(self_.life, {64, 0}, 0);
   run_until([&] { return arrived().size() == 8; });
 }
 

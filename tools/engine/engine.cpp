@@ -227,9 +227,9 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
                      .eos_token_ids = config.eos,
                      .tokenizer = &tokenizer_,
                      .tell_load =
-                         [this](EngineLoad load) {
+                         [this](EngineLoad load, std::uint32_t counted) {
                            if (is_draining_) load.room = 0;
-                           self_.board->tell_load(self_.life, load);
+                           self_.board->tell_load(self_.life, load, counted);
                          },
                      .lookup = {options.num_speculative_tokens, options.prompt_lookup_max,
                                 options.prompt_lookup_min},

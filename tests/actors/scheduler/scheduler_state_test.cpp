@@ -811,9 +811,14 @@ TEST_F(SchedulerStateTest, AJournalOfALostRequestIsNotReplayed) {
 
 TEST_F(SchedulerStateTest, TheLoadIsToldWithEachSubmissionAndStep) {
   std::vector<EngineLoad> told;
-  config_.tell_load = [&](EngineLoad load) { told.push_back(load); };
+  std::uint32_t counted = 0;
+  config_.tell_load = [&](EngineLoad load, std::uint32_t submissions) {
+    told.push_back(load);
+    counted = submissions;
+  };
   for (int i = 0; i < 3; ++i) submit(std::vector<TokenId>(15, 1));
   EXPECT_THAT(told, ElementsAre(EngineLoad{3, 15}, EngineLoad{2, 30}, EngineLoad{1, 45}));
+  EXPECT_EQ(counted, 3u);
   told.clear();
   step({.admitted = {1, 2}, .sampled = {{1, 5}, {2, 5}}});  // both end: they are full
   EXPECT_THAT(told, ElementsAre(EngineLoad{3, 15}));

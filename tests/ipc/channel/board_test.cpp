@@ -137,14 +137,14 @@ TEST(Boards, AMuchBusierEngineLeavesItsTurnsToOneThatHasRoom) {
   TestBoard board;
   const std::vector<Member> engines{board.join(0, 0), board.join(1, 1)};
   const std::uint32_t step = engines[0].tokens_per_step;
-  board->tell_load(engines[0].life, {64, step});
+  board->tell_load(engines[0].life, {64, step}, 0);
   EXPECT_EQ(shares(board, engines, 100), (std::map<std::uint32_t, int>{{0, 50}, {1, 50}}))
       << "a step more is not much";
-  board->tell_load(engines[0].life, {64, 2 * step});
+  board->tell_load(engines[0].life, {64, 2 * step}, 0);
   EXPECT_EQ(shares(board, engines, 100), (std::map<std::uint32_t, int>{{1, 100}}));
-  board->tell_load(engines[0].life, {0, 0});
+  board->tell_load(engines[0].life, {0, 0}, 0);
   EXPECT_EQ(shares(board, engines, 100), (std::map<std::uint32_t, int>{{1, 100}}));
-  board->tell_load(engines[1].life, {0, 0});
+  board->tell_load(engines[1].life, {0, 0}, 0);
   EXPECT_EQ(shares(board, engines, 100), (std::map<std::uint32_t, int>{{0, 50}, {1, 50}}))
       << "nobody has room";
 }
@@ -152,13 +152,13 @@ TEST(Boards, AMuchBusierEngineLeavesItsTurnsToOneThatHasRoom) {
 TEST(Boards, AnEngineWithAFullQueueLeavesItsTurnsToOneThatCanLetThemWait) {
   TestBoard board;
   std::vector<Member> engines{board.join(0, 0), board.join(1, 1)};
-  board->tell_load(engines[0].life, {0, 80});
-  board->tell_load(engines[1].life, {0, 40});
+  board->tell_load(engines[0].life, {0, 80}, 0);
+  board->tell_load(engines[1].life, {0, 40}, 0);
   EXPECT_EQ(shares(board, engines, 100), (std::map<std::uint32_t, int>{{0, 50}, {1, 50}}))
       << "any number may wait";
   for (Member& engine : engines) engine.most_queued = 100;
   EXPECT_EQ(shares(board, engines, 100), (std::map<std::uint32_t, int>{{1, 100}}));
-  board->tell_load(engines[1].life, {0, 60});
+  board->tell_load(engines[1].life, {0, 60}, 0);
   EXPECT_EQ(shares(board, engines, 100), (std::map<std::uint32_t, int>{{0, 50}, {1, 50}}))
       << "it is as good as full, too";
 }
@@ -180,19 +180,44 @@ TEST(Boards, StreamsThatEndTogetherGoToDifferentEngines) {
 TEST(Boards, AnEngineWithManyMoreRequestsLeavesTurnsToOneWithFew) {
   TestBoard board;
   const std::vector<Member> engines{board.join(0, 0), board.join(1, 1)};
-  board->tell_load(engines[0].life, {60, 0});
+  board->tell_load(engines[0].life, {60, 0}, 0);
   EXPECT_EQ(shares(board, engines, 100), (std::map<std::uint32_t, int>{{1, 100}}));
   const RequestName firsts{1, board->turn({}, {1, 0, 1})->slot == 0 ? 0u : 1u, 1};
   EXPECT_FALSE(board->is_for(engines[0], firsts));
   EXPECT_TRUE(board->is_for(engines[0], firsts, {.left = 1})) << "then both have nearly as many";
-  EXPECT_TRUE(board->is_for(engines[1], firsts, {.taken = 2}));
-  EXPECT_FALSE(board->is_for(engines[1], firsts, {.taken = 3}));
+  board->take(engines[1].life);
+  board->take(engines[1].life);
+  EXPECT_TRUE(board->is_for(engines[1], firsts));
+  board->take(engines[1].life);
+  EXPECT_FALSE(board->is_for(engines[1], firsts));
+  board->take_back(engines[1].life, 1);
+  EXPECT_TRUE(board->is_for(engines[1], firsts));
+  board->tell_load(engines[1].life, {61, 0}, 2);
+  EXPECT_FALSE(board->is_for(engines[1], firsts)) << "what it took is counted, with another";
+}
+
+/// Else who is late would get its own turns and others', and the others fewer.
+TEST(Boards, InABurstEachEngineIsExpectedToTakeItsTurns) {
+  TestBoard board;
+  const std::vector<Member> engines{board.join(0, 0), board.join(1, 1)};
+  for (int i = 0; i < 30; ++i) board->take(engines[0].life);
+  const RequestName firsts{1, board->turn({}, {1, 0, 1})->slot == 0 ? 0u : 1u, 1};
+  const RequestName others{1, 1 - firsts.slot, 1};
+  EXPECT_FALSE(board->is_for(engines[0], firsts));
+  EXPECT_TRUE(board->is_for(engines[1], firsts));
+  Since since;
+  since.rooms.emplace();
+  (*since.rooms)[0] = (*since.rooms)[1] = 34;  // the other one's turns are 30, too
+  EXPECT_TRUE(board->is_for(engines[0], firsts, since));
+  EXPECT_FALSE(board->is_for(engines[1], firsts, since));
+  EXPECT_FALSE(board->is_for(engines[0], others, since));
+  EXPECT_TRUE(board->is_for(engines[1], others, since));
 }
 
 TEST(Boards, AnEngineThatDoesNotHearHasNoTurns) {
   TestBoard board;
   const std::vector<Member> engines{board.join(0, 0), board.join(1, 1)};
-  board->tell_load(engines[0].life, {0, 0});  // the other one has room, and says so for ever
+  board->tell_load(engines[0].life, {0, 0}, 0);  // the other one has room, and says so for ever
   for (int i = 0; i <= Board::kLooks; ++i) {
     EXPECT_FALSE(board->is_deaf(engines[1].life));
     board->hear(engines[0].life);

@@ -74,6 +74,8 @@ class OwnershipTest : public ::testing::Test {
     for (const TakenRequest& request : taken) slots.insert(request.slot);
     return slots;
   }
+  void is_full(std::uint32_t slot) { board_->tell_load({slot, 1}, {0, 0}, 0); }
+  void has_served(std::uint32_t slot) { board_->serve({slot, 1}, {kHelp, 0}); }
   bool is_rung() {
     char heard[64];
     return recv(bell_.client_end.get(), heard, sizeof heard, MSG_DONTWAIT) > 0;
@@ -98,6 +100,15 @@ TEST_F(OwnershipTest, EnginesTakeRequestsInTurnAndEachOnce) {
   EXPECT_THAT(all, SizeIs(8));
 }
 
+/// Who comes first has more than the other then, which will take as many.
+TEST_F(OwnershipTest, InABurstEachEngineTakesItsTurns) {
+  submit_many(40);
+  EXPECT_THAT(take(*one_), SizeIs(20));
+  submit_many(40);
+  EXPECT_THAT(take(*other_), SizeIs(40));
+  EXPECT_THAT(take(*one_), SizeIs(20));
+}
+
 TEST_F(OwnershipTest, WhatIsLeftToAnotherIsTakenByWhoHelpsAndNotMore) {
   submit_many(8);
   EXPECT_THAT(take(*one_), SizeIs(4));
@@ -106,6 +117,7 @@ TEST_F(OwnershipTest, WhatIsLeftToAnotherIsTakenByWhoHelpsAndNotMore) {
   EXPECT_TRUE(one_->watches());
   EXPECT_THAT(take(*one_, kHelp), SizeIs(1));
   EXPECT_FALSE(one_->watches());
+  is_full(0);
   EXPECT_THAT(take(*other_, kHelp), SizeIs(8)) << "they wait there";
 }
 
@@ -164,6 +176,7 @@ TEST_F(OwnershipTest, ARequestThatCameBackIsNotTheOneThatWasLost) {
   submit();
   const auto first = take(*one_, kHelp);
   ASSERT_THAT(take(*other_, kHelp), SizeIs(1));
+  is_full(1);
   const auto again = take(*one_, kHelp);
   ASSERT_THAT(again, SizeIs(1));
   const auto lost = one_->sink(first[0]), kept = one_->sink(again[0]);
@@ -242,11 +255,16 @@ TEST_F(OwnershipTest, AnEndThatADeadEngineMayNotHaveRungIsRungOnce) {
   EXPECT_FALSE(is_rung());
 }
 
-TEST_F(OwnershipTest, AStoppedEnginesRequestsThatWaitAreServedByOthers) {
+/// It hears, and no step ends.
+TEST_F(OwnershipTest, WhatWaitsAtAnEngineInALongStepIsServedByThoseThatHaveFewer) {
   submit_many(4);
-  EXPECT_THAT(take(*one_), SizeIs(2));  // and now it is stopped
+  EXPECT_THAT(take(*one_), SizeIs(2));
   EXPECT_THAT(take(*other_), SizeIs(2));
-  EXPECT_THAT(take(*other_, kHelp), SizeIs(2));
+  EXPECT_THAT(take(*other_, kHelp), IsEmpty()) << "it has as many, and may be in a long step, too";
+  for (int i = 0; i < 2; ++i) {
+    has_served(1);
+    EXPECT_THAT(take(*other_, kHelp), SizeIs(1)) << "then both have as many";
+  }
 }
 
 /// Others have no room, and it seems to have some, for ever: what waits has to wait at one that
@@ -255,7 +273,7 @@ TEST_F(OwnershipTest, AStoppedEnginesTurnsAndWhatWaitsThereAreTakenWithoutRoom) 
   submit_many(4);
   EXPECT_THAT(take(*one_), SizeIs(2));  // and now it is stopped
   const EngineLife other{1, 1};
-  board_->tell_load(other, {0, 0});
+  board_->tell_load(other, {0, 0}, 0);
   EXPECT_THAT(take(*other_), IsEmpty()) << "the other one has room";
   for (int i = 0; i <= Board::kLooks; ++i) {
     board_->hear(other);
@@ -268,11 +286,11 @@ TEST_F(OwnershipTest, AnEngineThatIsOnlyLateKeepsItsTurns) {
   submit_many(4);
   EXPECT_THAT(take(*other_), SizeIs(2));
   const EngineLife one{0, 1};
-  board_->tell_load(one, {kHelp, 0});
+  board_->tell_load(one, {kHelp, 0}, 0);
   look();
   EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), IsEmpty()) << "it has as much room";
   EXPECT_TRUE(other_->watches());
-  board_->tell_load(one, {kHelp - 1, 0});
+  board_->tell_load(one, {kHelp - 1, 0}, 0);
   look();
   EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), SizeIs(1)) << "then both have as much";
   look(Board::kLooks);
@@ -283,7 +301,7 @@ TEST_F(OwnershipTest, WhatAnEngineThatGoesOnNeverTakesIsTakenInTheEnd) {
   submit_many(4);
   EXPECT_THAT(take(*other_), SizeIs(2));
   const EngineLife one{0, 1};
-  board_->tell_load(one, {kHelp, 0});
+  board_->tell_load(one, {kHelp, 0}, 0);
   std::size_t taken = 0;
   for (int i = 0; i <= Board::kLooks; ++i) {
     EXPECT_EQ(taken, 0u);
@@ -305,7 +323,9 @@ TEST_F(OwnershipTest, WhatWaitsAtAnEngineThatGoesOnIsLeftToIt) {
     EXPECT_TRUE(other_->watches());
   }
   look(Board::kLooks);
-  EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), SizeIs(4)) << "it is stopped";
+  EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), SizeIs(2)) << "it does nothing: half of it";
+  has_served(1);
+  EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), SizeIs(2));
 }
 
 /// Not all of it: then the other would take it back.
@@ -317,7 +337,7 @@ TEST_F(OwnershipTest, AnEngineTakesAPartOfWhatWaitsAtAMuchBusierOne) {
   const auto taken = take(*one_, kHelp);
   ASSERT_THAT(taken, SizeIs(16));
   const EngineLife one{0, 1};
-  board_->tell_load(one, {48, 16 * 1024});
+  board_->tell_load(one, {48, 16 * 1024}, 0);
   look();
   EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), SizeIs(7))
       << "until it is busier by less than two steps of 2,048 tokens";
