@@ -72,6 +72,16 @@ std::optional<EngineLife> Board::turn(EngineLife self, const RequestName& reques
   return count == 0 ? std::nullopt : std::optional(engines[place_of(request, count)]);
 }
 
+Rooms Board::rooms_after(EngineLife self, std::span<const RequestName> turns) const {
+  const auto [engines, count] = serving(self);
+  Rooms rooms{};
+  for (std::size_t i = 0; i < count; ++i)
+    rooms[engines[i].slot] = static_cast<std::int32_t>(load_of(engines[i]).room);
+  for (const RequestName& request : turns)
+    if (count != 0) --rooms[engines[place_of(request, count)].slot];
+  return rooms;
+}
+
 bool Board::is_for(const Member& self, const RequestName& request, const Since& since) const {
   constexpr std::uint32_t kMoreRoom = 2;
   const auto [engines, count] = serving(self.life);

@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "base/memory_object.hpp"
@@ -100,14 +101,16 @@ struct RequestName {
   std::uint32_t number = 0;  ///< of the slot's requests
 };
 
+/// Requests that engines can run beside those they have, by the engine's slot. Negative = none.
+using Rooms = std::array<std::int32_t, kMaxProcesses>;
+
 /// What an engine knows of a channel's requests that no load tells of.
 struct Since {
   std::uint32_t taken = 0;   ///< requests that it has taken
   std::uint32_t tokens = 0;  ///< theirs
   std::uint32_t left = 0;    ///< turns that it has left to others
-  /// By the engine's slot: room that it had a moment ago, without what is or was its turn by then.
-  /// In a burst one that is a little later than others has not taken its turns yet. It will.
-  std::optional<std::array<std::int32_t, kMaxProcesses>> rooms{};
+  /// Instead of what loads tell (Board::rooms_after).
+  std::optional<Rooms> rooms{};
 };
 
 /// An engine as others see it.
@@ -188,13 +191,20 @@ class Board {
   static constexpr std::uint8_t kLooks = 10;
   /// Whether the engine has done nothing for kLooks calls: it is in a very long step, or stopped.
   /// One that has nothing to do is silent, too.
-  bool is_silent(EngineLife engine) const { return silent_[engine.slot].looks == kLooks; }
+  bool is_silent(EngineLife engine) const { return silent_[engine.slot].looks >= kLooks; }
+  /// Whether it has done nothing for so long that what waits there may wait for ever.
+  bool is_stuck(EngineLife engine) const { return silent_[engine.slot].looks == kMostLooks; }
+  static constexpr std::uint8_t kMostLooks = 250;
   /// Whether it has not even heard. Of one for which nothing waits, nobody knows.
-  bool is_deaf(EngineLife engine) const { return deaf_[engine.slot].looks == kLooks; }
+  bool is_deaf(EngineLife engine) const { return deaf_[engine.slot].looks >= kLooks; }
 
   /// The engine whose turn a request is, as `self` sees it. Requests that are submitted together
   /// are spread evenly; those whose streams end together go to different engines the next time.
   std::optional<EngineLife> turn(EngineLife self, const RequestName& request) const;
+
+  /// The room that engines have once they have taken those of the requests whose turn it is. In a
+  /// burst, one that is a little later than others has not taken its turns yet. It will.
+  Rooms rooms_after(EngineLife self, std::span<const RequestName> turns) const;
 
   /// Whether `self` takes the request at once.
   bool is_for(const Member& self, const RequestName& request, const Since& since = {}) const;
@@ -212,7 +222,7 @@ class Board {
     std::uint64_t count = 0;
     std::uint8_t looks = 0;
     void look(std::uint64_t now) {
-      looks = std::exchange(count, now) == now ? std::min<std::uint8_t>(looks + 1, kLooks) : 0;
+      looks = std::exchange(count, now) == now ? std::min<std::uint8_t>(looks + 1, kMostLooks) : 0;
     }
   };
   explicit Board(MappedMemory map)

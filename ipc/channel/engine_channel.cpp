@@ -252,7 +252,7 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
   refused_at_once_ = 0;
   had_news_ = false;
   if (!look_at_marks()) passed = kChannelSlots;
-  if (is_shared_) count_turns(of_others.since);
+  if (is_shared_) of_others.since.rooms = rooms_after_turns();
   for (; passed < kChannelSlots && cost < most_bytes; ++passed) {
     if (const auto found = find(next_slot_, of_others)) {
       const RequestBody body = copy_body(*found);
@@ -285,19 +285,17 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
   return taken;
 }
 
-/// Which room each engine will have when it has taken its turns. Where marks are older than the
-/// slot's word, a request more or less does not matter.
-void EngineChannel::count_turns(Since& since) const {
-  since.rooms.emplace();
-  for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot)
-    (*since.rooms)[slot] = static_cast<std::int32_t>(self_.board->load_of({slot, 0}).room);
+/// Where marks are older than the slot's word, a request more or less does not matter.
+Rooms EngineChannel::rooms_after_turns() const {
+  std::array<RequestName, kChannelSlots> turns;
+  std::size_t count = 0;
   for (std::uint32_t slot = 0; slot < kChannelSlots; ++slot) {
     const SlotState seen = answer(slot).state.load(std::memory_order_relaxed);
     const std::uint32_t submitted = marks_[slot].submitted;
-    if (seen.phase() != Phase::finished || submitted == seen.number) continue;
-    if (const auto next = self_.board->turn(self_.life, {id_, slot, submitted}))
-      --(*since.rooms)[next->slot];
+    if (seen.phase() == Phase::finished && submitted != seen.number)
+      turns[count++] = {id_, slot, submitted};
   }
+  return self_.board->rooms_after(self_.life, std::span(turns).first(count));
 }
 
 /// The number of the slot's newest request; the one that was known if it cannot be read.
@@ -361,13 +359,15 @@ bool EngineChannel::is_for_me(const RequestName& request, const Since& since) co
 bool EngineChannel::takes_turn(const RequestName& request, Help& help) {
   const bool takes = is_for_me(request, help.since);
   const auto next = self_.board->turn(self_.life, request);
-  if (auto& rooms = help.since.rooms; rooms && next && takes != (next == self_.life)) {
-    const std::int32_t more = takes ? 1 : -1;  // than its turns
-    (*rooms)[self_.life.slot] -= more;
-    (*rooms)[next->slot] += takes ? 1 : 0;
+  if (auto& rooms = help.since.rooms; rooms && next && takes && next != self_.life) {
+    --(*rooms)[self_.life.slot];
+    ++(*rooms)[next->slot];
   }
   if (takes) return true;
-  if (next == self_.life) ++help.since.left;
+  if (next == self_.life) {
+    ++help.since.left;
+    if (help.since.rooms) ++(*help.since.rooms)[self_.life.slot];
+  }
   if (help.left == 0) return false;
   if (!next || next == self_.life || self_.board->is_silent(*next) ||
       self_.board->load_of(*next).room < help.left)
@@ -382,6 +382,7 @@ bool EngineChannel::takes_turn(const RequestName& request, Help& help) {
 bool EngineChannel::may_take_from(EngineLife engine, const Help& help) const {
   const std::uint32_t tokens = help.since.tokens;
   EngineLoad theirs = self_.board->load_of(engine), mine = self_.board->load_of(self_.life);
+  if (self_.board->is_stuck(engine) && mine.room != 0 && mine.queued == 0) return true;
   if (self_.board->is_silent(engine)) return mine.room > theirs.room + help.since.taken;
   theirs.queued -= std::min(theirs.queued, tokens);
   mine.queued += tokens;

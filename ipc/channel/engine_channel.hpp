@@ -182,7 +182,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
     }
   };
   bool look_at_marks();
-  void count_turns(Since& since) const;
+  Rooms rooms_after_turns() const;
   std::uint32_t newest_request(std::uint32_t slot) const;
   /// What a call of take_submitted() may still take of others, and what it has taken so far.
   struct Help {

@@ -205,9 +205,11 @@ TEST(Boards, InABurstEachEngineIsExpectedToTakeItsTurns) {
   const RequestName others{1, 1 - firsts.slot, 1};
   EXPECT_FALSE(board->is_for(engines[0], firsts));
   EXPECT_TRUE(board->is_for(engines[1], firsts));
+  std::vector<RequestName> turns;  // of the other one
+  for (std::uint32_t slot = others.slot; turns.size() < 30; slot += 1)
+    if (board->turn({}, {1, slot, 1})->slot == 1) turns.push_back({1, slot, 1});
   Since since;
-  since.rooms.emplace();
-  (*since.rooms)[0] = (*since.rooms)[1] = 34;  // the other one's turns are 30, too
+  since.rooms = board->rooms_after(engines[0].life, turns);
   EXPECT_TRUE(board->is_for(engines[0], firsts, since));
   EXPECT_FALSE(board->is_for(engines[1], firsts, since));
   EXPECT_FALSE(board->is_for(engines[0], others, since));

@@ -255,6 +255,19 @@ TEST_F(OwnershipTest, AnEndThatADeadEngineMayNotHaveRungIsRungOnce) {
   EXPECT_FALSE(is_rung());
 }
 
+/// It may never go on, although it hears.
+TEST_F(OwnershipTest, WhatWaitsAtAnEngineThatIsStuckIsTakenByWhoHasNothingToDo) {
+  submit_many(4);
+  EXPECT_THAT(take(*one_, kHelp), SizeIs(4));
+  has_served(0);  // so it says
+  EXPECT_THAT(take(*other_, kHelp), IsEmpty());
+  look(Board::kMostLooks);
+  board_->tell_load({1, 1}, {kHelp, 100}, 0);
+  EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), IsEmpty()) << "it has something to do";
+  has_served(1);
+  EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), SizeIs(4));
+}
+
 /// It hears, and no step ends.
 TEST_F(OwnershipTest, WhatWaitsAtAnEngineInALongStepIsServedByThoseThatHaveFewer) {
   submit_many(4);
