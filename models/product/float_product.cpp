@@ -368,22 +368,23 @@ void multiply_piece(const ProductArgs& args, const Place<kManyColumns>& at, cons
   const float* columns[kManyColumns];
   for (int j = 0; j < kManyColumns; ++j)
     columns[j] = lines + std::int64_t{at.source(j, args)} * kLine + begin;
-  for (std::int64_t k = 0; k < at.depth; k += kStep)
-#pragma GCC unroll 2
-    for (std::int64_t half = k; half < k + kStep; half += kLanes) {
-      Sum w[kManyColumns];
+  const std::int64_t whole_steps = (std::int64_t{at.depth} + kStep - 1) / kStep * kStep;
+  // Unrolled, GCC moves some sums between registers in each step.
+#pragma GCC unroll 1
+  for (std::int64_t k = 0; k < whole_steps; k += kLanes) {
+    Sum w[kManyColumns];
 #pragma GCC unroll 4
-      for (int j = 0; j < kManyColumns; ++j) w[j] = hn::Load(d, columns[j] + half);
+    for (int j = 0; j < kManyColumns; ++j) w[j] = hn::Load(d, columns[j] + k);
 #pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        Sum x = hn::Load(d, rows[r] + half);
+    for (int r = 0; r < kRows; ++r) {
+      Sum x = hn::Load(d, rows[r] + k);
 #if HWY_TARGET <= HWY_AVX3
-        asm("" : "+v"(x.raw));  // in a register: otherwise GCC loads it for each column
+      asm("" : "+v"(x.raw));  // in a register: otherwise GCC loads it for each column
 #endif
 #pragma GCC unroll 4
-        for (int j = 0; j < kManyColumns; ++j) sums[r][j] = hn::MulAdd(w[j], x, sums[r][j]);
-      }
+      for (int j = 0; j < kManyColumns; ++j) sums[r][j] = hn::MulAdd(w[j], x, sums[r][j]);
     }
+  }
   if (end == kBlockDepth || at.k + at.depth == args.shape.K)
     return finish_block<kRows, kManyColumns>(args, at, sums);
 #pragma GCC unroll 8
