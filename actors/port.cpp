@@ -23,6 +23,8 @@ constexpr std::chrono::milliseconds kPatience{20};
 constexpr std::size_t kWatchedAtOnce = 200;
 /// What comes to a channel whose requests are refused as overloaded is looked at so often.
 constexpr std::chrono::milliseconds kOverloaded{20};
+/// Until so long after the last of these refusals.
+constexpr std::chrono::milliseconds kOverloadLasts{100};
 /// What clients may do for nothing is counted in windows of this length.
 constexpr std::chrono::milliseconds kWindow{100};
 /// A channel that rings more often than this in a window is not listened to until the window ends.
@@ -155,7 +157,7 @@ void Port::on_ring(std::uint64_t id) {
   if (found == channels_.end()) return;
   OpenChannel& open = found->second;
   if (open.rings.add(1) > kMostRings) return listen_later(id, open, open.rings.time_left());
-  open.was_rung = true;
+  if (!std::exchange(open.is_heard_again, false)) open.was_rung = true;
   want_turn(id, open);
 }
 
@@ -167,6 +169,7 @@ void Port::listen_later(std::uint64_t id, OpenChannel& open, std::chrono::nanose
     const auto still = channels_.find(id);
     if (still == channels_.end()) return;
     still->second.is_unheard = false;
+    still->second.is_heard_again = true;
     listen(id, still->second);
   });
 }
@@ -275,14 +278,22 @@ Port::Drained Port::drain(std::uint64_t id) {
   else
     open.helps = false;
   if (open.channel->watches()) watch(id, open);
-  open.is_overloaded =
-      open.channel->was_overloaded() || (open.is_overloaded && open.channel->had_news());
-  if (open.is_overloaded) listen_later(id, open, until_the_next(kOverloaded));
+  if (is_still_overloaded(open)) listen_later(id, open, until_the_next(kOverloaded));
   const std::size_t refused = open.channel->refused();
   // A turn that the engine wanted for itself is not the client's waste.
   if (!std::exchange(open.was_rung, false) || taken + aborted + refused != 0)
     return {Turn::useful, refused};
   return {open.channel->had_news() ? Turn::foreign : Turn::wasted, 0};
+}
+
+/// Whether requests were refused lately, and more have come. Else the pause would outlive its
+/// cause.
+bool Port::is_still_overloaded(OpenChannel& open) {
+  const auto now = std::chrono::steady_clock::now();
+  const bool was_refused = open.channel->was_overloaded();
+  if (was_refused) open.refused_at = now;
+  const bool goes_on = open.is_overloaded && open.channel->had_news();
+  return open.is_overloaded = (was_refused || goes_on) && now - open.refused_at < kOverloadLasts;
 }
 
 /// Returns how many requests were taken.

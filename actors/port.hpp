@@ -87,11 +87,13 @@ class Port {
     DomainId domain;
     DomainShare share;
     Count rings = {};
-    bool wants_turn = false;     ///< it is in Domain::wanting
-    bool was_rung = false;       ///< by its client, since its last turn
-    bool is_watched = false;     ///< a timer is set that looks at it again
-    bool is_unheard = false;     ///< a timer is set that listens to it again
-    bool is_overloaded = false;  ///< requests are refused, and more come
+    bool wants_turn = false;      ///< it is in Domain::wanting
+    bool was_rung = false;        ///< by its client, since its last turn
+    bool is_watched = false;      ///< a timer is set that looks at it again
+    bool is_unheard = false;      ///< a timer is set that listens to it again
+    bool is_heard_again = false;  ///< the next edge is not a ring
+    bool is_overloaded = false;   ///< requests are refused, and more come
+    std::chrono::steady_clock::time_point refused_at{};  ///< as overloaded
     /// The next turn may take requests that others have had the time to take.
     bool helps = false;
   };
@@ -117,6 +119,7 @@ class Port {
     std::size_t refused = 0;
   };
   Drained drain(std::uint64_t id);
+  static bool is_still_overloaded(OpenChannel& open);
   static bool takes_too_many_turns(Domain& domain, const Drained& drained);
   std::size_t submit(OpenChannel& open);
   std::size_t abort(OpenChannel& open);

@@ -398,7 +398,7 @@ void SchedulerState::tell_load() {
   const auto room = config_.max_num_seqs - std::min<std::size_t>(requests, config_.max_num_seqs);
   config_.tell_load(
       {static_cast<std::uint32_t>(room), static_cast<std::uint32_t>(waiting_.tokens())},
-      submitted_);
+      submitted_, step_is_out_);
 }
 
 void SchedulerState::admit(const Admission& admission) {

@@ -51,8 +51,9 @@ struct SchedulerConfig {
   std::uint32_t vocab_size = 0;
   std::vector<TokenId> eos_token_ids;
   const Tokenizer* tokenizer = nullptr;  ///< for text and stop strings; outlives the scheduler
-  /// Called with each step and submission, and with how many submissions the load counts.
-  std::function<void(EngineLoad, std::uint32_t)> tell_load{};
+  /// Called with each step and submission: with how many submissions the load counts, and whether a
+  /// step is under way.
+  std::function<void(EngineLoad, std::uint32_t, bool)> tell_load{};
   PromptLookup lookup{};  ///< guesses at what a running request's next tokens are
   /// Tokens of the requests that wait. What comes then is refused as overloaded. 0 = no limit.
   std::uint32_t max_queued_tokens = 0;

@@ -148,6 +148,7 @@ class Board {
     rows_[self.slot].model.store(model.value, std::memory_order_relaxed);
     rows_[self.slot].taken.store(0, std::memory_order_relaxed);
     tell_load(self, load, 0);
+    beat(self);
     hear(self);
     rows_[self.slot].serving.store(self.life, std::memory_order_release);
   }
@@ -155,7 +156,6 @@ class Board {
   void tell_load(EngineLife self, EngineLoad load, std::uint32_t counted) {
     rows_[self.slot].load.store(load, std::memory_order_relaxed);
     rows_[self.slot].counted.store(counted, std::memory_order_release);
-    beat(self);
   }
   /// The engine has taken a request, of which its load will be told later. Others look at once.
   void take(EngineLife self) { rows_[self.slot].taken.fetch_add(1, std::memory_order_relaxed); }
@@ -165,7 +165,7 @@ class Board {
   }
   /// From now on `self` takes no turn, and others take its turns.
   void leave(EngineLife self) { rows_[self.slot].serving.store(0, std::memory_order_release); }
-  /// The engine has done something.
+  /// The engine has done something: not while it is in a step, whatever it is sent meanwhile.
   void beat(EngineLife self) { rows_[self.slot].beats.fetch_add(1, std::memory_order_relaxed); }
   /// What waits at `self` for blocks; nothing = no longer. To be told again as long as it waits.
   void tell_lack(EngineLife self, const Lack& lack);

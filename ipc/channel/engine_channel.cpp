@@ -266,6 +266,8 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
           of_others.left -= std::min<std::size_t>(of_others.left, 1);
           self_.board->take(self_.life);
           ++of_others.since.taken;
+          if (auto& rooms = of_others.since.rooms; rooms && found->seen.phase() != Phase::finished)
+            --(*rooms)[self_.life.slot];
           of_others.since.tokens += static_cast<std::uint32_t>(prompt_tokens(body));
           cost += request->text.size() + request->tokens.size() * sizeof(TokenId) +
                   body.rule_lists.bytes + request->journal.size() * sizeof(LogRecord);
@@ -353,22 +355,27 @@ bool EngineChannel::is_for_me(const RequestName& request, const Since& since) co
   return !is_shared_ || self_.board->is_for(self_, request, since);
 }
 
-/// Whether a request that nobody has is for this engine; or was left for a while by an engine that
-/// has less room, or has done nothing for long. If not, that one is only late: others compete for
-/// its processor. But not for ever: it may not have the channel.
+/// Whether this engine takes a request that nobody has, and what follows for the others' rooms.
 bool EngineChannel::takes_turn(const RequestName& request, Help& help) {
-  const bool takes = is_for_me(request, help.since);
   const auto next = self_.board->turn(self_.life, request);
-  if (auto& rooms = help.since.rooms; rooms && next && takes && next != self_.life) {
-    --(*rooms)[self_.life.slot];
-    ++(*rooms)[next->slot];
-  }
-  if (takes) return true;
+  const bool takes =
+      is_for_me(request, help.since) || (help.left != 0 && may_help(request, next, help));
+  auto& rooms = help.since.rooms;
   if (next == self_.life) {
-    ++help.since.left;
-    if (help.since.rooms) ++(*help.since.rooms)[self_.life.slot];
+    help.since.left += takes ? 0 : 1;
+    if (rooms && !takes) ++(*rooms)[self_.life.slot];
+  } else if (rooms && takes) {
+    --(*rooms)[self_.life.slot];
+    if (next) ++(*rooms)[next->slot];
   }
-  if (help.left == 0) return false;
+  return takes;
+}
+
+/// Whether a request was left for a while by an engine that has less room, or has done nothing for
+/// long. If not, that one is only late: others compete for its processor. But not for ever: it may
+/// not have the channel.
+bool EngineChannel::may_help(const RequestName& request, const std::optional<EngineLife>& next,
+                             const Help& help) {
   if (!next || next == self_.life || self_.board->is_silent(*next) ||
       self_.board->load_of(*next).room < help.left)
     return true;
@@ -382,8 +389,9 @@ bool EngineChannel::takes_turn(const RequestName& request, Help& help) {
 bool EngineChannel::may_take_from(EngineLife engine, const Help& help) const {
   const std::uint32_t tokens = help.since.tokens;
   EngineLoad theirs = self_.board->load_of(engine), mine = self_.board->load_of(self_.life);
-  if (self_.board->is_stuck(engine) && mine.room != 0 && mine.queued == 0) return true;
-  if (self_.board->is_silent(engine)) return mine.room > theirs.room + help.since.taken;
+  if (self_.board->is_stuck(engine) && mine.room != 0 && mine.queued < self_.tokens_per_step)
+    return true;
+  if (self_.board->is_silent(engine) && mine.room > theirs.room + help.since.taken) return true;
   theirs.queued -= std::min(theirs.queued, tokens);
   mine.queued += tokens;
   return self_.is_much_busier(theirs, mine);

@@ -191,6 +191,8 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   };
   std::optional<Found> find(std::uint32_t slot, Help& help);
   bool takes_turn(const RequestName& request, Help& help);
+  bool may_help(const RequestName& request, const std::optional<EngineLife>& next,
+                const Help& help);
   bool may_take_from(EngineLife engine, const Help& help) const;
   std::optional<Found> leave_for_now();
   bool is_for_me(const RequestName& request, const Since& since) const;

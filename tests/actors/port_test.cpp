@@ -399,6 +399,31 @@ TEST_F(PortTest, WhatComesWhileRequestsAreRefusedAsOverloadedIsTakenTogether) {
   EXPECT_LT(sent_.batches, kRequests / 3);
 }
 
+/// At a pace at which something new is always there when the channel is looked at.
+TEST_F(PortTest, WhatComesAfterTheLastRefusalIsSoonTakenAtOnceAgain) {
+  make_port();
+  sent_.refuses = true;
+  line(1).submit_tokens(10);
+  run_until([&] { return arrived().size() == 1; });
+  {
+    const std::lock_guard lock(sent_.mutex);
+    sent_.refuses = false;
+  }
+  std::size_t submitted = 1, batches_before = 0;
+  constexpr std::size_t kRequests = 100, kAtLast = 50;
+  const std::function<void()> submit = [&] {
+    line(1).submit_tokens(10);
+    if (++submitted == kRequests - kAtLast) {
+      const std::lock_guard lock(sent_.mutex);
+      batches_before = sent_.batches;
+    }
+    if (submitted < kRequests) loop_.after(std::chrono::milliseconds(4), submit);
+  };
+  submit();
+  run_until([&] { return arrived().size() == kRequests; });
+  EXPECT_GT(sent_.batches - batches_before, kAtLast / 2);
+}
+
 TEST_F(PortTest, AClosedChannelsPromptsAreForgotten) {
   make_port();
   std::vector<std::uint32_t> slots{

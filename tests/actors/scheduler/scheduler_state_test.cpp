@@ -812,9 +812,11 @@ TEST_F(SchedulerStateTest, AJournalOfALostRequestIsNotReplayed) {
 TEST_F(SchedulerStateTest, TheLoadIsToldWithEachSubmissionAndStep) {
   std::vector<EngineLoad> told;
   std::uint32_t counted = 0;
-  config_.tell_load = [&](EngineLoad load, std::uint32_t submissions) {
+  bool is_in_step = false;
+  config_.tell_load = [&](EngineLoad load, std::uint32_t submissions, bool step_is_out) {
     told.push_back(load);
     counted = submissions;
+    is_in_step = step_is_out;
   };
   for (int i = 0; i < 3; ++i) submit(std::vector<TokenId>(15, 1));
   EXPECT_THAT(told, ElementsAre(EngineLoad{3, 15}, EngineLoad{2, 30}, EngineLoad{1, 45}));
@@ -822,8 +824,14 @@ TEST_F(SchedulerStateTest, TheLoadIsToldWithEachSubmissionAndStep) {
   told.clear();
   step({.admitted = {1, 2}, .sampled = {{1, 5}, {2, 5}}});  // both end: they are full
   EXPECT_THAT(told, ElementsAre(EngineLoad{3, 15}));
+  EXPECT_FALSE(is_in_step);
   abort(3);
   EXPECT_THAT(told.back(), (EngineLoad{4, 0}));
+  submit(std::vector<TokenId>(15, 1));
+  EXPECT_FALSE(is_in_step);
+  next_step();
+  submit(std::vector<TokenId>(15, 1));
+  EXPECT_TRUE(is_in_step) << "who is sent something meanwhile has done nothing";
 }
 
 // -- guesses

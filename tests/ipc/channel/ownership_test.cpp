@@ -262,10 +262,19 @@ TEST_F(OwnershipTest, WhatWaitsAtAnEngineThatIsStuckIsTakenByWhoHasNothingToDo) 
   has_served(0);  // so it says
   EXPECT_THAT(take(*other_, kHelp), IsEmpty());
   look(Board::kMostLooks);
-  board_->tell_load({1, 1}, {kHelp, 100}, 0);
-  EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), IsEmpty()) << "it has something to do";
-  has_served(1);
-  EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), SizeIs(4));
+  board_->tell_load({1, 1}, {kHelp, 4096}, 0);
+  EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), IsEmpty()) << "it has enough to do";
+  board_->tell_load({1, 1}, {4, 100}, 0);
+  EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), SizeIs(4)) << "it has room";
+}
+
+TEST_F(OwnershipTest, ADeadEnginesTurnsAreNotAllTakenByWhoHasMoreRoomByAFew) {
+  const auto third = join(2);
+  submit_many(30);
+  EXPECT_THAT(take(*third, kHelp), SizeIs(30));
+  board_.end(2);
+  board_->tell_load({1, 1}, {kHelp - 3, 0}, 0);
+  EXPECT_THAT(take(*one_), SizeIs(::testing::Le(17)));
 }
 
 /// It hears, and no step ends.
@@ -351,6 +360,7 @@ TEST_F(OwnershipTest, AnEngineTakesAPartOfWhatWaitsAtAMuchBusierOne) {
   ASSERT_THAT(taken, SizeIs(16));
   const EngineLife one{0, 1};
   board_->tell_load(one, {48, 16 * 1024}, 0);
+  board_->beat(one);
   look();
   EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), SizeIs(7))
       << "until it is busier by less than two steps of 2,048 tokens";
