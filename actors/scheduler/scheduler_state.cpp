@@ -397,8 +397,8 @@ void SchedulerState::tell_load() {
                                std::min(waits_for_others_, waiting_.size());
   const auto room = config_.max_num_seqs - std::min<std::size_t>(requests, config_.max_num_seqs);
   config_.tell_load(
-      {static_cast<std::uint32_t>(room), static_cast<std::uint32_t>(waiting_.tokens())},
-      submitted_, step_is_out_);
+      {static_cast<std::uint32_t>(room), static_cast<std::uint32_t>(waiting_.tokens())}, submitted_,
+      step_is_out_);
 }
 
 void SchedulerState::admit(const Admission& admission) {
