@@ -157,9 +157,10 @@ class Board {
     rows_[self.slot].load.store(load, std::memory_order_relaxed);
     rows_[self.slot].counted.store(counted, std::memory_order_release);
   }
-  /// The engine has taken a request, of which its load will be told later. Others look at once.
+  /// The engine has taken a request: load_of() counts it from now on, although its load is told
+  /// later.
   void take(EngineLife self) { rows_[self.slot].taken.fetch_add(1, std::memory_order_relaxed); }
-  /// No load will ever count so many of those taken.
+  /// Of those taken, so many were refused or are read first: no load counts them.
   void take_back(EngineLife self, std::uint32_t requests) {
     rows_[self.slot].taken.fetch_sub(requests, std::memory_order_relaxed);
   }

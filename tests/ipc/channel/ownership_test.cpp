@@ -256,7 +256,7 @@ TEST_F(OwnershipTest, AnEndThatADeadEngineMayNotHaveRungIsRungOnce) {
 }
 
 /// It may never go on, although it hears.
-TEST_F(OwnershipTest, WhatWaitsAtAnEngineThatIsStuckIsTakenByWhoHasNothingToDo) {
+TEST_F(OwnershipTest, WhatWaitsAtAStuckEngineIsTakenByWhoHasRoomAndLittleToDo) {
   submit_many(4);
   EXPECT_THAT(take(*one_, kHelp), SizeIs(4));
   has_served(0);  // so it says
