@@ -196,6 +196,20 @@ class Board {
   /// Whether it has done nothing for so long that what waits there may wait for ever.
   bool is_stuck(EngineLife engine) const { return silent_[engine.slot].looks == kMostLooks; }
   static constexpr std::uint8_t kMostLooks = 250;
+  /// This process has taken a request that waited at the engine, which counts it until it looks.
+  void relieve(EngineLife engine) {
+    Relief& relief = reliefs_[engine.slot];
+    const std::uint64_t beats = rows_[engine.slot].beats.load(std::memory_order_relaxed);
+    if (std::exchange(relief.beats, beats) != beats) relief.requests = 0;
+    ++relief.requests;
+  }
+  /// The room of an engine that is silent, with what this process has taken from it since it was.
+  std::uint32_t room_when_heard(EngineLife engine) const {
+    const Relief& relief = reliefs_[engine.slot];
+    const bool is_counted =
+        relief.beats != rows_[engine.slot].beats.load(std::memory_order_relaxed);
+    return load_of(engine).room + (is_counted ? 0 : relief.requests);
+  }
   /// Whether it has not even heard. Of one for which nothing waits, nobody knows.
   bool is_deaf(EngineLife engine) const { return deaf_[engine.slot].looks >= kLooks; }
 
@@ -238,6 +252,12 @@ class Board {
     std::uint64_t since = 0;
   };
   std::array<SeenLack, kMaxProcesses> lacks_{};
+  /// What was taken from an engine since its last beat.
+  struct Relief {
+    std::uint64_t beats = 0;
+    std::uint32_t requests = 0;
+  };
+  std::array<Relief, kMaxProcesses> reliefs_{};
 };
 
 }  // namespace kvhive

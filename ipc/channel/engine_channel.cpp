@@ -265,6 +265,7 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
         if (request) {
           of_others.left -= std::min<std::size_t>(of_others.left, 1);
           self_.board->take(self_.life);
+          if (found->seen.phase() == Phase::waiting) self_.board->relieve(found->seen.owner());
           ++of_others.since.taken;
           if (auto& rooms = of_others.since.rooms; rooms && found->seen.phase() != Phase::finished)
             --(*rooms)[self_.life.slot];
@@ -391,7 +392,8 @@ bool EngineChannel::may_take_from(EngineLife engine, const Help& help) const {
   EngineLoad theirs = self_.board->load_of(engine), mine = self_.board->load_of(self_.life);
   if (self_.board->is_stuck(engine) && mine.room != 0 && mine.queued < self_.tokens_per_step)
     return true;
-  if (self_.board->is_silent(engine) && mine.room > theirs.room + help.since.taken) return true;
+  if (self_.board->is_silent(engine) && mine.room > self_.board->room_when_heard(engine))
+    return true;
   theirs.queued -= std::min(theirs.queued, tokens);
   mine.queued += tokens;
   return self_.is_much_busier(theirs, mine);

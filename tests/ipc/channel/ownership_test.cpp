@@ -289,6 +289,16 @@ TEST_F(OwnershipTest, WhatWaitsAtAnEngineInALongStepIsServedByThoseThatHaveFewer
   }
 }
 
+/// What it has told of itself is as old as its step.
+TEST_F(OwnershipTest, WhatWaitsAtAnEngineInALongStepIsNotAllTakenByLookingOften) {
+  submit_many(8);
+  EXPECT_THAT(take(*one_, kHelp), SizeIs(8));
+  EXPECT_THAT(take(*other_, kHelp), SizeIs(4)) << "then both have as many";
+  for (int i = 0; i < 5; ++i) EXPECT_THAT(take(*other_, kHelp), IsEmpty());
+  has_served(0);
+  EXPECT_THAT(take(*other_, kHelp), IsEmpty()) << "it has counted them, and more have ended";
+}
+
 /// Others have no room, and it seems to have some, for ever: what waits has to wait at one that
 /// goes on.
 TEST_F(OwnershipTest, AStoppedEnginesTurnsAndWhatWaitsThereAreTakenWithoutRoom) {
@@ -346,8 +356,10 @@ TEST_F(OwnershipTest, WhatWaitsAtAnEngineThatGoesOnIsLeftToIt) {
   }
   look(Board::kLooks);
   EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), SizeIs(2)) << "it does nothing: half of it";
-  has_served(1);
-  EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), SizeIs(2));
+  for (int i = 0; i < 2; ++i) {
+    has_served(1);
+    EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), SizeIs(1)) << "half of the rest";
+  }
 }
 
 /// Not all of it: then the other would take it back.
