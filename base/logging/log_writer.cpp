@@ -154,9 +154,8 @@ void LogWriter::State::write(std::string_view line) {
     const std::lock_guard lock(mutex);
     writing_since = Clock::now();
     if (lost != 0)
-      count_of_lost =
-          (is_torn ? "\n" : "") + format(count_of_lines(lost, "lost: write to standard error: ") +
-                                         std::generic_category().message(loss));
+      count_of_lost = (is_torn ? "\n" : "") + format(count_of_lines(lost, "lost: write the log: ") +
+                                                     std::generic_category().message(loss));
   }
   if (lost != 0 && write_whole(count_of_lost) == 0) {
     lost = 0;

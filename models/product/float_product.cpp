@@ -15,6 +15,8 @@
 
 #include "models/product/float_product.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -33,12 +35,12 @@
 namespace kvhive {
 namespace float_product_sizes {
 
-constexpr std::int32_t kBlockDepth = 2048;   ///< elements of K that are added up at a time
-constexpr std::int32_t kPieceDepth = 512;    ///< of these, for which many rows stay in L1
-constexpr std::int32_t kPadding = 32;        ///< a packed row is filled up with zeros to this
-constexpr std::int32_t kReadOnceRows = 16;   ///< more are many
-constexpr std::int32_t kMostRows = 8;        ///< of a tile
-constexpr std::int32_t kColumnsAtMost = 36;  ///< of a task with many rows; their floats fit L2
+constexpr std::int32_t kBlockDepth = 2048;  ///< elements of K that are added up at a time
+constexpr std::int32_t kPieceDepth = 512;   ///< of these, for which many rows stay in L1
+constexpr std::int32_t kPadding = 32;       ///< a packed row is filled up with zeros to this
+constexpr std::int32_t kReadOnceRows = 16;  ///< more are many
+constexpr std::int32_t kMostRows = 8;       ///< of a tile
+constexpr std::int32_t kManyColumns = 3;    ///< of a tile with many rows
 /// Rows that are multiplied together begin an eighth of a page apart, in pages of 4 KiB.
 constexpr std::int32_t kPage = 1024, kApart = 128;    // floats
 constexpr std::int32_t kLine = kBlockDepth + kApart;  // of a column's floats
@@ -77,8 +79,8 @@ constexpr bool kFetches = HWY_TARGET <= HWY_AVX3;
 constexpr std::int32_t kFetchedColumns = 16;
 constexpr std::int64_t kFetchedBytes = 1024;
 constexpr int kIntoL2 = 2;
-constexpr std::int32_t kManyRows = HWY_TARGET <= HWY_AVX3 ? 8 : 4, kManyColumns = 3;
-static_assert(kManyRows <= kMostRows && kColumnsAtMost % kManyColumns == 0);
+constexpr std::int32_t kManyRows = HWY_TARGET <= HWY_AVX3 ? 8 : 4;
+static_assert(kManyRows <= kMostRows);
 
 std::int32_t smaller(std::int32_t a, std::int32_t b) { return a < b ? a : b; }
 
@@ -394,13 +396,42 @@ void multiply_piece(const ProductArgs& args, const Place<kManyColumns>& at, cons
       hn::Store(sums[r][j], d, waiting + (r * kManyColumns + j) * kLanes);
 }
 
+/// The x that is multiplied next comes from L3 or memory. It is fetched into L2, a part with each
+/// tile.
+template <int kRows>
+class NextPiece {
+ public:
+  NextPiece(const ProductArgs& args, std::int32_t first_row, std::int32_t k)
+      : tiles_((args.columns + kManyColumns - 1) / kManyColumns) {
+    is_there_ = first_row + kRows <= args.rows && k < args.shape.K;
+    if (is_there_) rows_of(args, first_row, k, rows_);
+  }
+  HWY_INLINE void fetch_part() {
+    if (!is_there_) return;
+    constexpr std::int32_t kCacheLine = 16;  // floats
+    constexpr std::int32_t kOfRow = kPieceDepth / kCacheLine, kAll = kRows * kOfRow;
+    const std::int32_t end = kAll * ++parts_ / tiles_;
+    for (; fetched_ < end; ++fetched_)
+      __builtin_prefetch(rows_[fetched_ / kOfRow] + fetched_ % kOfRow * kCacheLine, 0, kIntoL2);
+  }
+
+ private:
+  const float* rows_[kRows];
+  std::int32_t tiles_ = 0, parts_ = 0, fetched_ = 0;
+  bool is_there_ = false;
+};
+
 template <int kRows>
 void multiply_rows(const ProductArgs& args, std::int32_t first_row, std::int32_t block,
                    const float* lines, float* waiting) {
   const std::int32_t end = smaller(block + kBlockDepth, args.shape.K);
   for (std::int32_t k = block; k < end; k += kPieceDepth) {
+    const bool is_last = k + kPieceDepth >= end;
+    NextPiece<kRows> next(args, is_last ? first_row + kRows : first_row,
+                          is_last ? block : k + kPieceDepth);
     float* of_tile = waiting;
     for (std::int32_t n = 0; n < args.columns; n += kManyColumns) {
+      if constexpr (kFetches) next.fetch_part();
       multiply_piece<kRows>(args, {first_row, {n, n + 1, n + 2}, k, smaller(kPieceDepth, end - k)},
                             lines, of_tile);
       of_tile += kRows * kManyColumns * kLanes;
@@ -411,7 +442,7 @@ void multiply_rows(const ProductArgs& args, std::int32_t first_row, std::int32_t
 template <class Weights>
 void multiply_many_rows(const ProductArgs& args) {
   float* const lines = reinterpret_cast<float*>(args.scratch);
-  float* const waiting = lines + std::int64_t{kColumnsAtMost} * kLine;
+  float* const waiting = lines + std::int64_t{args.columns} * kLine;
   for (std::int32_t block = 0; block < args.shape.K; block += kBlockDepth) {
     spread<Weights>(args, block, smaller(kBlockDepth, args.shape.K - block), lines);
     std::int32_t row = 0;
@@ -452,13 +483,22 @@ HWY_EXPORT(multiply_bf16);
 HWY_EXPORT(multiply_f16);
 HWY_EXPORT(multiply_f32);
 
+/// Of a task with many rows. Their floats are to stay in L2 while all rows of x pass through it:
+/// with twice as many columns, x passes half as often.
+std::int32_t columns_at_most() {
+  using namespace float_product_sizes;
+  constexpr std::int32_t kColumns = 36;
+  static const long l2 = sysconf(_SC_LEVEL2_CACHE_SIZE);  // 0 where it is not known
+  return l2 / 3 >= 2 * kColumns * kLine * long{sizeof(float)} ? 2 * kColumns : kColumns;
+}
+
 ProductBlocking blocking(const ProductShape& shape, int threads) {
   using namespace float_product_sizes;
   constexpr std::int32_t kWeightsInL2 = 256 << 10;  // bytes
   const std::int32_t depth = std::min(shape.K, kBlockDepth);
   const std::int32_t even = std::max(4, shape.N / (4 * threads));
   const std::int32_t most =
-      shape.rows <= kReadOnceRows ? kWeightsInL2 / (2 * depth) : kColumnsAtMost;
+      shape.rows <= kReadOnceRows ? kWeightsInL2 / (2 * depth) : columns_at_most();
   return {1, shape.rows, std::max(4, std::min(even, most) / 4 * 4)};
 }
 
@@ -467,11 +507,12 @@ std::size_t packed_bytes(const ProductShape& shape) {
          sizeof(float);
 }
 
-std::size_t scratch_bytes(const ProductShape& shape, const ProductBlocking&) {
+std::size_t scratch_bytes(const ProductShape& shape, const ProductBlocking& cut) {
   using namespace float_product_sizes;
   if (shape.rows <= kReadOnceRows) return 0;
   constexpr std::size_t kVector = 16;  // floats, at most
-  return sizeof(float) * std::size_t{kColumnsAtMost} * (kLine + kMostRows * kVector);
+  const auto columns = std::size_t(cut.columns);
+  return sizeof(float) * (columns * kLine + (columns + kManyColumns - 1) * kMostRows * kVector);
 }
 
 /// Measured on a Cascade Lake: 4 rows take 1.3 times as long as one read of the weights. With 2

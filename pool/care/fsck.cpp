@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "pool/care/soundness.hpp"
 #include "pool/processes/claims.hpp"
@@ -135,8 +136,17 @@ class Inspection {
         }
       }
     }
-    for (const BlockId block : blocks_.ready())
-      report_.unhinted += hinted.find(block) == hinted.end();
+    const auto by_name = [](const Hash128& name) { return std::size_t(name.low); };
+    std::unordered_map<Hash128, std::uint64_t, decltype(by_name)> unhinted;
+    for (const BlockId block : blocks_.ready()) {
+      if (hinted.find(block) != hinted.end()) continue;
+      ++report_.unhinted;
+      ++unhinted[memory_.block(block).name()];
+    }
+    if (unhinted.empty()) return;
+    for (const auto& [block, hint] : hinted)
+      if (const auto copies = unhinted.find(memory_.block(block).name()); copies != unhinted.end())
+        report_.duplicates += std::exchange(copies->second, 0);
   }
 
   void check_free(Tier tier) {

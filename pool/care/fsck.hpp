@@ -34,7 +34,9 @@ struct FsckReport {
   /// Published blocks whose parent is gone: no match reaches them, and they stay until evicted.
   std::uint64_t orphans = 0;
   // Lost and stale hints are not violations: they cost a miss, a retry or a scan.
-  std::uint64_t unhinted = 0;     ///< published blocks without a hint in the index
+  std::uint64_t unhinted = 0;  ///< published blocks without a hint in the index
+  /// Of these, copies of a block that has one: a bucket has no room for any number of them.
+  std::uint64_t duplicates = 0;
   std::uint64_t stale_hints = 0;  ///< hints whose block is not published under their hash
   std::uint64_t unlisted = 0;     ///< free blocks that are not in the bitmap
   /// Domains with limits whose counted blocks differ from their blocks (pool/eviction/lanes.hpp).

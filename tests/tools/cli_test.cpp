@@ -294,6 +294,9 @@ TEST(CliProcs, FrontAndKeeperAreToldApart) {
   signal_process(daemon.pid(), SIGSTOP);
   ASSERT_TRUE(eventually([&] { return state_of(daemon.pid()) == 'T'; }));
   EXPECT_THAT(row_of(daemon, "front"), HasSubstr(" " + front + "  stopped"));
+  const CommandResult not_yet = daemon.cli({"stop"});
+  EXPECT_EQ(not_yet.exit_code, 1);
+  EXPECT_THAT(not_yet.err, HasSubstr("is stopped; let it go on with kill -CONT " + front));
   signal_process(daemon.pid(), SIGCONT);
   signal_process(daemon.keeper(), SIGSTOP);
   ASSERT_TRUE(eventually([&] { return state_of(daemon.keeper()) == 'T'; }));

@@ -183,6 +183,45 @@ TEST(Orders, AStoppedEngineIsReplacedAtOnceIfTheOperatorDoesNotWait) {
   EXPECT_NE(own_engine(daemon, 0)["pid"], stopped);
 }
 
+TEST(Orders, AnEngineThatCannotStartIsNamed) {
+  const TempDirectory directory;
+  const std::string model = directory.path() / "model";
+  std::filesystem::copy(kDemoModel, model);
+  const Daemon daemon({"--model", model, "--engines", "1", "--kv-cache-memory-bytes", "32M"});
+  std::filesystem::rename(model + "/model.safetensors", model + "/moved");
+  const auto is_down = [&](std::uint32_t engine) {
+    return eventually([&] { return own_engine(daemon, engine)["state"] == "down"; }, kHang);
+  };
+  const auto added = daemon.cli({"engine", "add", "--timeout", "1"});
+  EXPECT_EQ(added.exit_code, 1);
+  EXPECT_THAT(added.err, HasSubstr("the order stays"));
+  EXPECT_THAT(added.err, Not(HasSubstr("kill -CONT")));
+  // Each start follows later than the one before, so it is seen down in the end.
+  std::string told;
+  EXPECT_TRUE(eventually(
+      [&] {
+        if (!is_down(1)) return false;
+        told = daemon.cli({"engine", "restart", "1", "--now", "--timeout", "1"}).err;
+        return told.find("engine 1 is down: it ends as it starts") != std::string::npos;
+      },
+      kHang))
+      << told;
+  EXPECT_THAT(told, Not(HasSubstr("does not wait")));
+  std::filesystem::rename(model + "/moved", model + "/model.safetensors");
+  EXPECT_TRUE(eventually([&] { return own_engine(daemon, 1)["state"] == "serving"; }, kHang));
+}
+
+TEST(Orders, TheLastThatTakesRequestsIsNotRemoved) {
+  const Daemon daemon;
+  EXPECT_EQ(daemon.cli({"engine", "drain", "0"}).exit_code, 0);
+  for (const char* flag : {"--timeout=60", "--now"}) {
+    const auto refused = daemon.cli({"engine", "remove", "1", flag});
+    EXPECT_EQ(refused.exit_code, 1);
+    EXPECT_THAT(refused.err, HasSubstr("that takes requests: the others are drained"));
+  }
+  EXPECT_EQ(daemon.cli({"engine", "remove", "0"}).exit_code, 0);
+}
+
 /// The keeper is killed before it reads the order, and again while the engine drains.
 TEST(Orders, AKilledKeepersSuccessorCarriesThemOut) {
   const Daemon daemon({"--engines", "2", "--kv-cache-memory-bytes", "32M"});

@@ -137,6 +137,34 @@ TEST(Succession, StewardAndKeeperKilledAtOnceAreBothReplaced) {
   EXPECT_TRUE(eventually([&] { return daemon.fsck_is_clean(); }, kHang));
 }
 
+/// They are children of a process that was killed, so the keeper is not their parent.
+TEST(Succession, HowProcessesEndIsToldAfterAKeepersDeath) {
+  const TempDirectory directory;
+  const std::string log = directory.path() / "log";
+  const Daemon daemon({"--engines", "2", "--kv-cache-memory-bytes", "32M", "--log-file", log,
+                       "--log-level", "info"});
+  const Json before = daemon.status();
+  daemon.kill_keeper();
+  std::string told;
+  const auto tells = [&](const std::string& line) {
+    return eventually(
+        [&] {
+          std::ifstream file(log);
+          told.assign(std::istreambuf_iterator<char>(file), {});
+          return told.find(line) != std::string::npos;
+        },
+        kHang);
+  };
+  const int signals[] = {SIGSEGV, SIGKILL};
+  for (int i = 0; i < 2; ++i) {
+    const pid_t engine = before["engines"][i]["pid"];
+    signal_process(engine, signals[i]);
+    EXPECT_TRUE(tells("engine " + std::to_string(i) + " (pid " + std::to_string(engine) +
+                      ") ended: signal " + std::to_string(signals[i])))
+        << told;
+  }
+}
+
 /// What was asked while there was no keeper is answered by the next.
 TEST(Succession, RequestsThatWaitInTheQueuesAreAnsweredByTheSuccessor) {
   const Daemon daemon;

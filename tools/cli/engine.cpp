@@ -57,12 +57,26 @@ Expected<std::vector<std::uint32_t>> engines_named(const Inspector& inspector, c
   return numbers;
 }
 
-/// What an order that is still under way has come to.
-std::string still_under_way(const Verb& verb, std::uint32_t engine, int seconds) {
-  return std::string(verb.name) + ": engine " + std::to_string(engine) +
-         " still has requests, or does not answer, after " + std::to_string(seconds) +
-         " s; the order stays: kvhive pool procs shows what becomes of it" +
-         (verb.what == What::drain ? "" : ", and --now does not wait");
+/// What an order that is still under way has come to: engines that cannot be started are down.
+std::string still_under_way(const Inspector& inspector, const Verb& verb, const EngineFlags& flags,
+                            std::uint32_t engine) {
+  std::string down;
+  if (const auto status = inspector.status())
+    for (const Json& one : (*status)["engines"])
+      if (one["state"] == "down" && (engine == kAnyEngine || one["engine"] == engine))
+        down += (down.empty() ? "" : ", ") + one["engine"].dump();
+  std::string text = verb.name;
+  if (!down.empty())
+    text += ": engine " + down + " is down: it ends as it starts, and the daemon's log says why";
+  else if (engine == kAnyEngine)
+    text += ": the new engine does not serve yet";
+  else
+    text += ": engine " + std::to_string(engine) +
+            (flags.is_at_once ? " has not come to it" : " still has requests, or does not answer,");
+  text += (down.empty() ? " after " : "; waited for ") + std::to_string(flags.timeout_s) +
+          " s; the order stays: kvhive pool procs shows what becomes of it";
+  const bool waits_for_requests = down.empty() && engine != kAnyEngine && !flags.is_at_once;
+  return text + (waits_for_requests && verb.what != What::drain ? ", and --now does not wait" : "");
 }
 
 Expected<void> carry_out(const Inspector& inspector, const Verb& verb, const EngineFlags& flags,
@@ -73,8 +87,8 @@ Expected<void> carry_out(const Inspector& inspector, const Verb& verb, const Eng
                     .model = FixedText<72>(flags.model)};
   const auto told = inspector.order(order, {}, flags.timeout_s * 1000);
   if (!told) {
-    const bool is_late = told.error().code == Errc::not_running && verb.what != What::add;
-    if (is_late) return failure(Errc::not_running, still_under_way(verb, engine, flags.timeout_s));
+    if (told.error().code == Errc::not_running && inspector.status())
+      return failure(Errc::not_running, still_under_way(inspector, verb, flags, engine));
     return forward_error(told);
   }
   if (flags.common.output() == Format::json) {

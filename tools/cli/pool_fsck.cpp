@@ -70,6 +70,7 @@ Json to_json(const FsckReport& report) {
           {"ready", report.ready},
           {"orphans", report.orphans},
           {"unhinted", report.unhinted},
+          {"duplicates", report.duplicates},
           {"stale_hints", report.stale_hints},
           {"unlisted", report.unlisted},
           {"miscounted", report.miscounted},
@@ -86,7 +87,12 @@ void print_report(const FsckReport& report, bool repairs) {
       report.is_clean() ? "clean" : "NOT CLEAN", with_commas(report.blocks_checked).c_str(),
       with_commas(report.ready).c_str(), with_commas(report.orphans).c_str(),
       with_commas(report.unhinted).c_str(), format_bytes(report.bytes_checked).c_str());
-  const std::uint64_t lost = report.unhinted + report.stale_hints + report.unlisted;
+  if (report.duplicates != 0)
+    std::printf(
+        "%s of those without a hint are copies of blocks that have one, and are found by it\n",
+        with_commas(report.duplicates).c_str());
+  const std::uint64_t lost =
+      report.unhinted - report.duplicates + report.stale_hints + report.unlisted;
   if (lost != 0 || !report.is_clean())
     std::printf("hints lost or stale: %s; each costs a miss or a scan at most%s\n",
                 with_commas(lost).c_str(),

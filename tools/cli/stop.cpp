@@ -21,12 +21,19 @@ Expected<void> stop(const CommonFlags& flags) {
   if (pid == 0)
     return failure(Errc::unsupported,
                    "kvhived runs in a PID namespace that this process cannot see; stop it there");
+  if (is_stopped(pid))  // a stopped process hears no signal but one
+    return failure(Errc::not_running, "kvhived (process " + std::to_string(pid) +
+                                          ") is stopped; let it go on with kill -CONT " +
+                                          std::to_string(pid));
   auto pidfd = pidfd_of(pid);
   if (!pidfd) return forward_error(pidfd);
   if (auto sent = signal_by_pidfd(*pidfd, SIGTERM); !sent) return forward_error(sent);
   if (!wait_for_end(*pidfd, 30'000))
-    return failure(Errc::os_error, "the daemon (pid " + std::to_string(pid) +
-                                       ") was asked to stop 30 s ago and still runs; kill -9 it");
+    return failure(Errc::os_error,
+                   "the daemon (pid " + std::to_string(pid) +
+                       ") was asked to stop 30 s ago and still runs; to end it by force, kill its "
+                       "front and its keeper at once: kill -9 " +
+                       std::to_string(pid) + " " + std::to_string(inspector->keeper()));
   if (flags.output() == Format::json)
     std::printf("{\"stopped\": %d}\n", pid);
   else

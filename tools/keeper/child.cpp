@@ -124,6 +124,10 @@ std::string collect(Child& child) {
     child.last_exit_code = -1;
     return "an earlier keeper had started it, so how is not known; see its last lines";
   }
+  return take_end(child, status);
+}
+
+std::string take_end(Child& child, int status) {
   child.last_exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   return describe(status);
 }

@@ -63,8 +63,10 @@ struct Streams {
 void let_go(Child& child);
 
 /// Calls waitpid() for a child whose pidfd has fired. Returns how it ended ("exit code 1", "signal
-/// 9"). If a keeper that was killed had started it, nobody knows.
+/// 9"). If a keeper that was killed had started it, its parent is the front.
 std::string collect(Child& child);
+/// The same, with what is known of the child's status.
+std::string take_end(Child& child, int status);
 
 /// The directory of the running program. kvhive's other programs are in the same directory.
 std::string program_directory();

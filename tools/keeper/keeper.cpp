@@ -57,6 +57,20 @@ std::string program_of(std::uint32_t pid) {
   return name.empty() ? "unknown" : name;
 }
 
+/// Nothing in it if the front has not passed it on.
+PassedOn passed_on(const signalfd_siginfo& signal) {
+  return signal.ssi_code == SI_QUEUE ? PassedOn::of(signal.ssi_int) : PassedOn{};
+}
+
+/// Processes outside this PID namespace have no number in it, and nor has the terminal.
+std::string sender_of(const signalfd_siginfo& signal) {
+  if (signal.ssi_pid != 0)
+    return fmt::format("pid {} ({})", signal.ssi_pid, program_of(signal.ssi_pid));
+  const bool is_of_the_terminal =
+      signal.ssi_code == SI_KERNEL || passed_on(signal).is_of_the_terminal;
+  return is_of_the_terminal ? "the terminal" : "a process outside this PID namespace";
+}
+
 Tables empty_tables(const Estate& estate) {
   Domains domains = estate.domains;
   // They may have changed; the rules of `kvhive reload` name numbers, so nobody is asked.
@@ -224,8 +238,13 @@ Expected<void> Keeper::go_on() {
     return {};
   }
   if (auto kept = keep_only_own_calls(); !kept) return kept;
-  spdlog::warn("the keeper is gone; this one goes on: {} connections, {} lost between two steps",
-               tables_.peers.size(), strays_.connections.size());
+  const bool was_ordered =
+      std::any_of(tables_.orders.begin(), tables_.orders.end(),
+                  [](auto& order) { return order.second.what == Order::What::take_over; });
+  spdlog::log(was_ordered ? spdlog::level::info : spdlog::level::warn,
+              "the keeper {}; this one goes on: {} connections, {} lost between two steps",
+              was_ordered ? "has left" : "is gone", tables_.peers.size(),
+              strays_.connections.size());
   supervisor_.describe_steward(steward_flags(estate_), estate_.lifeline.get());
   for (auto& [socket, peer] : tables_.peers) connections_.resume(peer);
   for (UniqueFd& connection : strays_.connections) connections_.adopt(std::move(connection));
@@ -357,12 +376,8 @@ void Keeper::on_stop_signal() {
   signalfd_siginfo signal{};
   if (read(stop_signals_.get(), &signal, sizeof signal) != sizeof signal) return;
   estate_.ledger.head().is_ending = 1;
-  const std::string sender =
-      signal.ssi_pid == 0 ? "the terminal"
-                          : fmt::format("pid {} ({})", signal.ssi_pid, program_of(signal.ssi_pid));
-  // The front has passed it on, and says which it was.
-  const bool is_passed_on = signal.ssi_code == SI_QUEUE && signal.ssi_int == SIGINT;
-  spdlog::info("stopping: SIG{} from {}", is_passed_on ? "INT" : "TERM", sender);
+  spdlog::info("stopping: SIG{} from {}", passed_on(signal).number == SIGINT ? "INT" : "TERM",
+               sender_of(signal));
   loop_.stop();
 }
 
@@ -371,13 +386,12 @@ void Keeper::on_stop_signal() {
 void Keeper::on_hangup_signal() {
   signalfd_siginfo signal{};
   if (read(hangup_signals_.get(), &signal, sizeof signal) != sizeof signal) return;
-  const std::string sender =
-      std::to_string(signal.ssi_pid) + " (" + program_of(signal.ssi_pid) + ")";
+  const std::string sender = sender_of(signal);
   if (tables_.options.asked.log_file.empty())
-    return spdlog::info("SIGHUP from pid {}: there is no log file to reopen", sender);
+    return spdlog::info("SIGHUP from {}: there is no log file to reopen", sender);
   if (auto reopened = reopen_log(); !reopened)
-    return spdlog::error("SIGHUP from pid {}: {}", sender, reopened.error().text);
-  spdlog::info("SIGHUP from pid {}: log file reopened", sender);
+    return spdlog::error("SIGHUP from {}: {}", sender, reopened.error().text);
+  spdlog::info("SIGHUP from {}: log file reopened", sender);
   for (const auto& [socket, peer] : tables_.peers)
     if (peer.is_welcome && tables_.child_of(peer) != nullptr)
       if (auto sent = send_packet(socket, ReopenLog{}); !sent)

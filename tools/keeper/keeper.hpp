@@ -76,6 +76,9 @@ class Keeper : private Connections::Events,
   void on_packet(Peer& peer, Packet packet) override;
   void on_gone(const Peer& peer) override;
   void on_child_end(const Child& child, pid_t pid) override;
+  std::optional<int> end_of_orphan(pid_t pid) override {
+    return estate_.ledger.head().orphans.status_of(pid);
+  }
   void on_made(std::uint64_t channel, Expected<ChannelMemory> memory) override;
   void on_freed(std::uint64_t channel) override;
   void on_pinned(std::uint64_t channel, Expected<void> result) override;

@@ -61,7 +61,8 @@ void Keeper::reload(Peer& asker, const Order& order, std::string_view tail) {
 
 /// A child that does not take them is started again with them.
 void Keeper::send_options(const Peer& child) {
-  if (auto told = tell_options(tables_, child); told) return;
+  const auto told = tell_options(tables_, child);
+  if (told || told.error().code == Errc::peer_died) return;  // its end will be heard
   spdlog::warn("pid {} does not take its new options: it is started again", child.pid);
   connections_.fence(child);
 }
@@ -128,7 +129,9 @@ void Keeper::end_hand_over() {
       connections_.refuse(asker->second, {Errc::os_error, state.error});
   } else {
     spdlog::info("{} has taken over", version_text("kvhived"));
-    kill_by_pidfd(tables_.steward.pidfd);  // its next one is of this program, too
+    tables_.steward.wanted = Wanted::restarted;  // the next one is of this program, too
+    tables_.steward.is_drained = true;
+    kill_by_pidfd(tables_.steward.pidfd);
     const Json told = {
         {"version", version_text("kvhived")}, {"front", tables_.front}, {"keeper", getpid()}};
     if (asker != tables_.peers.end() &&

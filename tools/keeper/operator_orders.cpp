@@ -81,11 +81,13 @@ Expected<Child*> find_engine(Tables& tables, std::uint32_t number) {
 
 /// Requests to a model without engines would wait for ever.
 Expected<void> check_removal(const Tables& tables, const Child& engine) {
-  bool is_last = true, is_last_of_model = true;
+  bool is_last = true, is_last_of_model = true, is_last_that_serves = !engine.is_drained;
   for (const Child& other : tables.engines) {
     if (&other == &engine || other.wanted == Wanted::removed) continue;
     is_last = false;
-    is_last_of_model &= other.model != engine.model;
+    if (other.model != engine.model) continue;
+    is_last_of_model = false;
+    is_last_that_serves &= other.wanted == Wanted::drained;
   }
   if (is_last)
     return failure(Errc::bad_argument,
@@ -97,6 +99,11 @@ Expected<void> check_removal(const Tables& tables, const Child& engine) {
                        "', whose requests would wait for ever; add another first (kvhive engine "
                        "add --model " +
                        model + ")");
+  if (is_last_that_serves)
+    return failure(Errc::bad_argument,
+                   engine.name + " is the last of model '" + model +
+                       "' that takes requests: the others are drained, and these would wait for "
+                       "ever; restart one of them first (kvhive engine restart)");
   return {};
 }
 

@@ -178,10 +178,15 @@ void Supervisor::on_end(Child& child) {
   loop_.unwatch(child.pidfd.get());
   const pid_t pid = child.pid;
   events_.after_commit([pidfd = std::make_shared<UniqueFd>(std::move(child.pidfd))] {});
-  const std::string end = collect(child);
+  std::string end = collect(child);
+  if (!child.is_end_known)
+    if (const auto status = events_.end_of_orphan(pid)) end = take_end(child, *status);
   const Peer* peer = tables_.peer_of(pid);
   const bool had_served = peer != nullptr && peer->is_serving;
-  spdlog::warn("{} (pid {}) ended: {}", child.name, pid, end);
+  const bool was_ordered =
+      child.is_drained && (child.wanted == Wanted::restarted || child.wanted == Wanted::removed);
+  spdlog::log(was_ordered ? spdlog::level::info : spdlog::level::warn, "{} (pid {}) ended: {}",
+              child.name, pid, was_ordered ? "as was ordered" : end);
   events_.on_child_end(child, pid);
   // A child that fails before it has ever worked would fail again and again. One that a killed
   // keeper had started may only have been waiting for its go.

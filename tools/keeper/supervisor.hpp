@@ -5,6 +5,7 @@
 // with that child's last message as its error.
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,8 @@ class Supervisor {
     virtual ~Events() = default;
     /// A child has ended, and waitpid() was called for it. `pid` is the pid that it had.
     virtual void on_child_end(const Child& child, pid_t pid) = 0;
+    /// How a process ended that an earlier keeper had started, as waitpid() would tell it.
+    virtual std::optional<int> end_of_orphan(pid_t pid) = 0;
     /// Calls `action` when no row of the ledger names what the child had.
     virtual void after_commit(std::function<void()> action) = 0;
   };

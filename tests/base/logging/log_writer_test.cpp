@@ -129,9 +129,8 @@ TEST(LogWriter, AReaderThatIsGoneCostsLinesAndNotTheProcess) {
   Pipe other;
   ASSERT_GE(dup2(other.writer.get(), pipe.writer.get()), 0);
   writer->push("after\n");
-  EXPECT_THAT(
-      read_lines(other.reader.get(), [](const auto& line) { return line == "after"; }),
-      ElementsAre("log: 1000 log lines were lost: write to standard error: Broken pipe", "after"));
+  EXPECT_THAT(read_lines(other.reader.get(), [](const auto& line) { return line == "after"; }),
+              ElementsAre("log: 1000 log lines were lost: write the log: Broken pipe", "after"));
 }
 
 TEST(LogWriter, AFullDiskCostsLinesUntilTheFileIsReplaced) {
@@ -147,7 +146,7 @@ TEST(LogWriter, AFullDiskCostsLinesUntilTheFileIsReplaced) {
   writer->push("kept\n");
   ASSERT_TRUE(writer->flush());
   EXPECT_EQ(directory.read("log"),
-            "log: 1 log line was lost: write to standard error: No space left on device\nkept\n");
+            "log: 1 log line was lost: write the log: No space left on device\nkept\n");
 }
 
 TEST(LogWriter, ADescriptorThatDoesNotBlockLosesNothing) {

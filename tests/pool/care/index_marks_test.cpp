@@ -78,6 +78,8 @@ TEST(IndexMarks, AfterManyTurnoversOnlyNeededMarksAreLeft) {
   EXPECT_GT(before.marked, before.buckets * 2 / 5) << "the load does not overflow many buckets";
 
   const std::uint64_t unhinted = fsck(memory).unhinted;  // there is no room for all duplicates
+  EXPECT_GT(unhinted, 0u);
+  EXPECT_EQ(fsck(memory).duplicates, unhinted);
   const ClearedMarks done = clear_marks(memory);
   EXPECT_EQ(fsck(memory).unhinted, unhinted);
   const IndexMarks after = count_marks(memory);

@@ -319,9 +319,16 @@ Expected<void> Front::next_keeper(const std::function<int(Estate&)>& keep, int s
 /// Collects all children that have ended. Returns the keeper's status if it is one of them.
 std::optional<int> Front::collect() {
   std::optional<int> of_keeper;
-  int status = 0;
-  for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
-    if (pid == keeper_) of_keeper = status;
+  siginfo_t ended{};
+  while (waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid != 0) {
+    int status = ended.si_status;
+    if (ended.si_code == CLD_EXITED) status <<= 8;
+    if (ended.si_pid == keeper_)
+      of_keeper = status;
+    else
+      estate_.ledger.head().orphans.write(ended.si_pid, status);
+    waitpid(std::exchange(ended.si_pid, 0), nullptr, 0);
+  }
   return of_keeper;
 }
 
@@ -336,9 +343,10 @@ void Front::forward(const siginfo_t& signal) {
   siginfo_t forwarded{};
   forwarded.si_signo = is_hangup ? SIGHUP : SIGTERM;
   forwarded.si_code = SI_QUEUE;
-  forwarded.si_pid = signal.si_code == SI_KERNEL ? 0 : signal.si_pid;
+  const PassedOn passed{signal.si_signo, signal.si_code == SI_KERNEL};
+  forwarded.si_pid = passed.is_of_the_terminal ? 0 : signal.si_pid;
   forwarded.si_uid = signal.si_uid;
-  forwarded.si_value.sival_int = signal.si_signo;
+  forwarded.si_value.sival_int = passed.value();
   syscall(SYS_rt_sigqueueinfo, keeper_, forwarded.si_signo, &forwarded);
 }
 

@@ -50,6 +50,15 @@ struct Estate {
 /// The ledger that this program was executed with; nothing = it was started as usual.
 std::optional<UniqueFd> handed_ledger();
 
+/// A signal that the front passes on to the keeper, in the value that goes with it.
+struct PassedOn {
+  int number = 0;
+  bool is_of_the_terminal = false;  ///< else somebody has sent it
+
+  static PassedOn of(int value) { return {value & 0xff, value > 0xff}; }
+  int value() const { return number | (is_of_the_terminal ? 0x100 : 0); }
+};
+
 /// Exit code of a keeper that hands over: the front executes the program that the ledger names.
 inline constexpr int kExitHandsOver = 87;
 /// What the ledger says of it, as JSON.

@@ -18,6 +18,7 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kInboxAt = kPage;
+static_assert(sizeof(LedgerHead) <= kInboxAt);
 constexpr std::size_t kTextAt = round_up(kInboxAt + sizeof(Inbox), kPage);
 constexpr std::uint32_t kSecondPlace = 1u << 31;
 constexpr std::size_t kCellsAt =

@@ -24,11 +24,12 @@
 #include "base/expected.hpp"
 #include "base/unique_fd.hpp"
 #include "ipc/protocol.hpp"
+#include "tools/keeper/succession/orphan_ends.hpp"
 
 namespace kvhive {
 
 /// Bump it whenever a byte of the ledger changes: a keeper of another version is refused.
-inline constexpr std::uint32_t kLedgerVersion = 10;
+inline constexpr std::uint32_t kLedgerVersion = 11;
 
 /// The packet that is being handled.
 struct Inbox {
@@ -59,6 +60,7 @@ struct LedgerHead {
   std::atomic<std::uint32_t> keepers{0};  ///< that were started
   /// Keepers that were killed since one of them has handled an event.
   std::atomic<std::uint32_t> fruitless{0};
+  OrphanEnds orphans;
 };
 
 /// The memory. The front has it before there is a keeper; keepers inherit it with its mapping.
