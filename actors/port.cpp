@@ -5,6 +5,7 @@
 #include "base/check.hpp"
 #include "base/log.hpp"
 #include "base/logging/log_limit.hpp"
+#include "base/stop_watch.hpp"
 #include "config/domains/rule_text.hpp"
 #include "hashing/cache_salt.hpp"
 
@@ -38,6 +39,9 @@ constexpr std::size_t kRefusalsOfWaste = 4;
 /// All engines hear all rings. So a domain may have more turns in which there is something for
 /// another engine.
 constexpr std::uint32_t kMostForeign = 1000;
+/// The loop's time that either may take in a window, whatever one of them costs: texts are read
+/// before they are refused, and a channel may have many requests that wait for other engines.
+constexpr std::chrono::microseconds kMostWastedTime{5'000}, kMostForeignTime{10'000};
 
 /// Computes a request's seed from the daemon's seed and the prompt (FNV-1a), so that equal prompts
 /// get equal seeds.
@@ -75,6 +79,9 @@ Port::Port(EventLoop& loop, SchedulerHandle scheduler, const Tokenizer& tokenize
       limits_(std::move(limits)),
       long_prompts_(loop, [this](Submission submission, auto prompt) {
         const auto sink = submission.sink;
+        // The share may have changed while the prompt was read.
+        if (const auto open = channels_.find(submission.key.channel); open != channels_.end())
+          submission.share = open->second.share;
         auto ready = complete(std::move(submission), std::move(prompt));
         if (!ready) return sink->flush();
         sink->wait();
@@ -206,6 +213,16 @@ std::chrono::nanoseconds Port::Count::time_left() const {
   return since_ + kWindow - std::chrono::steady_clock::now();
 }
 
+bool Port::Cost::add(std::uint32_t turns, std::chrono::nanoseconds time, const Cost::Most& most) {
+  const auto us = std::chrono::duration_cast<std::chrono::microseconds>(time).count();
+  const bool are_too_many = turns_.add(turns) > most.turns;
+  return time_.add(static_cast<std::uint32_t>(us)) > most.time.count() || are_too_many;
+}
+
+std::chrono::nanoseconds Port::Cost::time_left() const {
+  return std::max(turns_.time_left(), time_.time_left());
+}
+
 // -- turns ----------------------------------------------------------------------------------------
 
 void Port::want_turn(std::uint64_t id, OpenChannel& open) {
@@ -231,19 +248,25 @@ void Port::take_turn() {
   turns_.pop_front();
   Domain& domain = domains_.at(id);
   const std::uint64_t channel = domain.wanting.front();
+  const auto before = thread_cpu_time();
   const Drained drained = drain(channel);  // may queue the channel again, behind the others
   domain.wanting.pop_front();
-  if (takes_too_many_turns(domain, drained))
+  if (takes_too_much(domain, drained, thread_cpu_time() - before))
     rest(id, domain);
   else if (!domain.wanting.empty())
     turns_.push_back(id);
 }
 
-bool Port::takes_too_many_turns(Domain& domain, const Drained& drained) {
-  if (drained.turn == Turn::foreign) return domain.foreign.add(1) > kMostForeign;
-  const auto waste = static_cast<std::uint32_t>(
-      drained.turn == Turn::wasted ? 1 : drained.refused / kRefusalsOfWaste);
-  return waste != 0 && domain.waste.add(waste) > kMostWaste;
+bool Port::takes_too_much(Domain& domain, const Drained& drained, std::chrono::nanoseconds time) {
+  switch (drained.turn) {
+    case Turn::foreign: return domain.foreign.add(1, time, {kMostForeign, kMostForeignTime});
+    case Turn::wasted: return domain.waste.add(1, time, {kMostWaste, kMostWastedTime});
+    default: break;
+  }
+  if (drained.in_vain == 0) return false;
+  const auto waste = static_cast<std::uint32_t>(drained.refused / kRefusalsOfWaste);
+  const auto part = time * drained.in_vain / (drained.in_vain + drained.served);
+  return domain.waste.add(waste, part, {kMostWaste, kMostWastedTime});
 }
 
 void Port::rest(DomainId id, Domain& domain) {
@@ -266,7 +289,7 @@ Port::Drained Port::drain(std::uint64_t id) {
   say_that_it_hears();
   // All engines have heard the ring of a channel that all have.
   if (open.was_rung && open.channel->is_shared()) look_at_others();
-  const std::size_t taken = takes_no_more_ ? 0 : submit(open);
+  const Taken taken = takes_no_more_ ? Taken{} : submit(open);
   const std::size_t aborted = abort(open);
   open.channel->ring();  // once for all that was refused or ended
   if (takes_no_more_) {
@@ -281,9 +304,10 @@ Port::Drained Port::drain(std::uint64_t id) {
   if (is_still_overloaded(open)) listen_later(id, open, until_the_next(kOverloaded));
   const std::size_t refused = open.channel->refused();
   // A turn that the engine wanted for itself is not the client's waste.
-  if (!std::exchange(open.was_rung, false) || taken + aborted + refused != 0)
-    return {Turn::useful, refused};
-  return {open.channel->had_news() ? Turn::foreign : Turn::wasted, 0};
+  if (!std::exchange(open.was_rung, false) || taken.requests + aborted + refused != 0)
+    return {Turn::useful, refused, refused + aborted + taken.questions,
+            taken.requests - taken.questions};
+  return {open.channel->had_news() ? Turn::foreign : Turn::wasted};
 }
 
 /// Whether requests were refused lately, and more have come. Else the pause would outlive its
@@ -296,16 +320,16 @@ bool Port::is_still_overloaded(OpenChannel& open) {
   return open.is_overloaded = (was_refused || goes_on) && now - open.refused_at < kOverloadLasts;
 }
 
-/// Returns how many requests were taken.
-std::size_t Port::submit(OpenChannel& open) {
+Port::Taken Port::submit(OpenChannel& open) {
   EngineChannel& channel = *open.channel;
   SubmitBatch batch;
-  std::size_t taken_over = 0;
+  std::size_t taken_over = 0, questions = 0;
   const std::size_t help = open.helps ? limits_.self.board->load_of(limits_.self.life).room : 0;
   std::vector<TakenRequest> taken = channel.take_submitted(limits_.prompt, kBytesPerTurn, help);
   count_refused(channel.refused_at_once());
   for (TakenRequest& request : taken) {
     taken_over += request.journal.empty() ? 0 : 1;
+    questions += request.params.only_asks ? 1 : 0;
     if (auto submission = tokenise(open, request))
       batch.submissions.push_back(std::move(*submission));
   }
@@ -318,7 +342,7 @@ std::size_t Port::submit(OpenChannel& open) {
   limits_.self.board->take_back(limits_.self.life,
                                 static_cast<std::uint32_t>(refused_or_read_later));
   if (!batch.submissions.empty()) caf::anon_send(scheduler_, std::move(batch));
-  return taken.size();
+  return {taken.size(), questions};
 }
 
 /// Returns how many requests were aborted.
@@ -388,7 +412,9 @@ void Port::beat_while_reading() {
   if (long_prompts_.is_empty() || std::exchange(beats_, true)) return;
   loop_.after(kPatience / 2, [this] {
     beats_ = false;
-    limits_.self.board->beat(limits_.self.life);
+    // A step that hangs must not seem to go on.
+    if (!limits_.self.board->is_in_step(limits_.self.life))
+      limits_.self.board->beat(limits_.self.life);
     beat_while_reading();
   });
 }
@@ -399,6 +425,15 @@ void Port::look_at_others() {
   if (now - looked_ < kPatience) return;
   looked_ = now;
   limits_.self.board->look();
+  const bool hangs = limits_.self.board->hangs(limits_.self.life);
+  if (hangs == std::exchange(hangs_, hangs)) return;
+  if (hangs)
+    spdlog::warn(
+        "a step has not ended for 5 s: other engines of the model, if there are any, take what "
+        "waits "
+        "here");
+  else
+    spdlog::info("the step that had not ended has ended");
 }
 
 /// Goes on as long as something waits, here or for others: then others look at this engine.

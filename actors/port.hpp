@@ -80,6 +80,20 @@ class Port {
     std::uint32_t sum_ = 0;
     std::chrono::steady_clock::time_point since_{};
   };
+  /// Turns and the loop's time that they took.
+  class Cost {
+   public:
+    struct Most {
+      std::uint32_t turns;
+      std::chrono::microseconds time;
+    };
+    /// Returns whether it is more than that in this window.
+    bool add(std::uint32_t turns, std::chrono::nanoseconds time, const Most& most);
+    std::chrono::nanoseconds time_left() const;
+
+   private:
+    Count turns_, time_;
+  };
   struct OpenChannel {
     std::shared_ptr<EngineChannel> channel;
     UniqueFd bell;
@@ -104,8 +118,8 @@ class Port {
   struct Domain {
     /// Channels that may have something to take, in the order of their turns. Some may be closed.
     std::deque<std::uint64_t> wanting;
-    Count waste;
-    Count foreign;       ///< turns in which there was something for other engines only
+    Cost waste;
+    Cost foreign;        ///< turns in which there was something for other engines only
     bool rests = false;  ///< it has no turn until a timer ends this
   };
   void rest(DomainId id, Domain& domain);
@@ -116,11 +130,17 @@ class Port {
   struct Drained {
     Turn turn = Turn::useful;
     std::size_t refused = 0;
+    std::size_t in_vain = 0;  ///< refused or aborted requests, and questions
+    std::size_t served = 0;
   };
   Drained drain(std::uint64_t id);
   static bool is_still_overloaded(OpenChannel& open);
-  static bool takes_too_many_turns(Domain& domain, const Drained& drained);
-  std::size_t submit(OpenChannel& open);
+  static bool takes_too_much(Domain& domain, const Drained& drained, std::chrono::nanoseconds time);
+  struct Taken {
+    std::size_t requests = 0;
+    std::size_t questions = 0;  ///< of these (GenerationParams::only_asks)
+  };
+  Taken submit(OpenChannel& open);
   std::size_t abort(OpenChannel& open);
   /// The request with its prompt; nothing if that is being read in the other thread or was refused
   /// (then the caller rings).
@@ -147,6 +167,7 @@ class Port {
   bool takes_no_more_ = false;
   bool beats_ = false;  ///< a timer is set that says that the engine goes on
   bool hears_ = false;  ///< a timer is set that says that it hears
+  bool hangs_ = false;  ///< as was logged last
   std::chrono::steady_clock::time_point looked_{};  ///< when it last looked at the others
   LongPrompts long_prompts_;
 };

@@ -289,6 +289,7 @@ std::optional<StepRequest> SchedulerState::next_step() {
   }
   step_is_out_ = true;
   step_began_ = meter_.now();
+  tell_load();
   return step;
 }
 

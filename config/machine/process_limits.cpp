@@ -1,9 +1,12 @@
 #include "config/machine/process_limits.hpp"
 
+#include <fcntl.h>
 #include <malloc.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <exception>
 #include <fstream>
 #include <future>
@@ -101,6 +104,15 @@ std::size_t descriptors_left(int newest) {
   const std::uint64_t limit = soft_limit(RLIMIT_NOFILE);
   const std::uint64_t open = static_cast<std::uint64_t>(newest) + 1;
   return limit > open ? limit - open : 0;
+}
+
+void take_descriptor_table() {
+  constexpr std::uint64_t kRows = 1 << 16;
+  const auto last = static_cast<int>(std::min(soft_limit(RLIMIT_NOFILE), kRows)) - 1;
+  const int any = open("/", O_PATH | O_CLOEXEC);
+  const int highest = fcntl(any, F_DUPFD_CLOEXEC, last);
+  if (highest >= 0) close(highest);
+  if (any >= 0) close(any);
 }
 
 Expected<void> try_threads(std::size_t count) {

@@ -45,15 +45,16 @@ Lack Board::others_lack(EngineLife self, std::uint64_t now_ns) {
 }
 
 Board::Serving Board::serving(EngineLife self) const {
-  Serving serving;
+  Serving serving, hanging;
   const std::uint32_t model = rows_[self.slot].model.load(std::memory_order_relaxed);
   for (std::uint32_t slot = 0; slot < kMaxProcesses; ++slot) {
     const EngineLife engine{slot, rows_[slot].serving.load(std::memory_order_acquire)};
     if (is_dead(engine) || (is_deaf(engine) && engine != self)) continue;
     if (rows_[slot].model.load(std::memory_order_relaxed) != model) continue;
-    serving.engines[serving.count++] = engine;
+    Serving& others = hangs(engine) ? hanging : serving;
+    others.engines[others.count++] = engine;
   }
-  return serving;
+  return serving.count != 0 ? serving : hanging;
 }
 
 /// Streams of one client that end together are submitted anew together, in the same slots. Were the
@@ -86,6 +87,9 @@ bool Board::is_for(const Member& self, const RequestName& request, const Since& 
   constexpr std::uint32_t kMoreRoom = 2;
   const auto [engines, count] = serving(self.life);
   if (count == 0) return true;
+  if (hangs(self.life) &&
+      std::find(engines.begin(), engines.begin() + count, self.life) == engines.begin() + count)
+    return false;
   const EngineLife next = engines[place_of(request, count)];
   const auto load = [&](EngineLife engine) {
     EngineLoad expected = load_of(engine);

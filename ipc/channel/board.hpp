@@ -79,6 +79,7 @@ struct alignas(64) BoardRow {
   std::atomic<ToldLack> lacking;  ///< told anew with each plan of a step while it lacks blocks
   /// Requests that the engine has taken, and how many of them `load` counts. Written by it.
   std::atomic<std::uint32_t> taken, counted;
+  std::atomic<std::uint32_t> is_in_step;  ///< written by it as a step begins and ends
 };
 static_assert(sizeof(BoardRow) == 64);
 inline constexpr std::size_t kBoardBytes = kMaxProcesses * sizeof(BoardRow);
@@ -152,8 +153,10 @@ class Board {
     hear(self);
     rows_[self.slot].serving.store(self.life, std::memory_order_release);
   }
-  /// \param counted  of the requests that it has taken, those that the load counts
-  void tell_load(EngineLife self, EngineLoad load, std::uint32_t counted) {
+  /// \param counted     of the requests that it has taken, those that the load counts
+  /// \param is_in_step  whether one is under way
+  void tell_load(EngineLife self, EngineLoad load, std::uint32_t counted, bool is_in_step = false) {
+    rows_[self.slot].is_in_step.store(is_in_step ? 1 : 0, std::memory_order_relaxed);
     rows_[self.slot].load.store(load, std::memory_order_relaxed);
     rows_[self.slot].counted.store(counted, std::memory_order_release);
   }
@@ -196,6 +199,12 @@ class Board {
   /// Whether it has done nothing for so long that what waits there may wait for ever.
   bool is_stuck(EngineLife engine) const { return silent_[engine.slot].looks == kMostLooks; }
   static constexpr std::uint8_t kMostLooks = 250;
+  bool is_in_step(EngineLife engine) const {
+    return rows_[engine.slot].is_in_step.load(std::memory_order_relaxed) != 0;
+  }
+  /// Whether a step of the engine has lasted for so long. It may hear all the same: other threads
+  /// do that. It has no turns, as long as there is an engine of its model that goes on.
+  bool hangs(EngineLife engine) const { return is_stuck(engine) && is_in_step(engine); }
   /// This process has taken a request that waited at the engine, which counts it until it looks.
   void relieve(EngineLife engine) {
     Relief& relief = reliefs_[engine.slot];
@@ -229,8 +238,8 @@ class Board {
     std::array<EngineLife, kMaxProcesses> engines;
     std::size_t count = 0;
   };
-  /// The engines of the same model that serve and are not dead or deaf, in the order of their
-  /// slots.
+  /// The engines of the same model that serve and are not dead or deaf and do not hang, in the
+  /// order of their slots. If all hang: those that do.
   Serving serving(EngineLife self) const;
   /// A count of an engine when it was last looked at, and for how many looks it has been that.
   struct Seen {

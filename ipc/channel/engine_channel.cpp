@@ -245,7 +245,8 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
   std::size_t cost = 0;
   std::uint32_t passed = 0;
   bool waits = false;
-  Help of_others{help, {}};
+  const bool hangs = is_shared_ && self_.board->hangs(self_.life);
+  Help of_others{hangs ? 0 : help, {}};
   const std::size_t refused_late = late_refusals_.exchange(0, std::memory_order_relaxed);
   const bool watched = std::exchange(watches_, false);
   refused_ = refused_late;
@@ -334,7 +335,8 @@ std::optional<EngineChannel::Found> EngineChannel::find(std::uint32_t slot, Help
   }
   switch (seen.phase()) {
     case Phase::waiting: {
-      const bool is_stopped = self_.board->is_deaf(owner);
+      const bool is_stopped = self_.board->is_deaf(owner) ||
+                              (self_.board->hangs(owner) && !self_.board->hangs(self_.life));
       const bool may = is_stopped ? is_for_me({id_, slot, seen.number}, help.since)
                                   : help.left != 0 && may_take_from(owner, help);
       if (!may) return leave_for_now();

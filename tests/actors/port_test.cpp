@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "base/check.hpp"
+#include "base/stop_watch.hpp"
 #include "hashing/cache_salt.hpp"
 #include "ipc/channel/client_channel.hpp"
 #include "ipc/channel/doorbell.hpp"
@@ -319,6 +320,31 @@ TEST_F(PortTest, AShareThatChangesIsTheSchedulersAndThatOfWhatComes) {
   EXPECT_EQ(sent_.limits.at(1).max_queued_tokens, 77u);
 }
 
+TEST_F(PortTest, AShareThatChangesWhileAPromptIsReadIsThatOfThePrompt) {
+  make_port();
+  Line& changed = lines_.try_emplace(1, *port_, self_, 1, DomainId{7}).first->second;
+  for (int i = 0; i < 3; ++i) changed.submit_text(200'000);
+  run_until([&] { return !arrived().empty(); });
+  const DomainShare share{.weight = 2, .max_num_seqs = 9, .max_queued_tokens = 50};
+  port_->set_share(DomainId{7}, share);
+  run_until([&] { return arrived().size() == 3; });
+  const std::lock_guard lock(sent_.mutex);
+  EXPECT_EQ(sent_.submissions.back().share, share);
+}
+
+/// Else others would take an engine that hangs for one that goes on, for as long as somebody sends
+/// it long texts.
+TEST_F(PortTest, WhatIsReadIsNoStep) {
+  make_port();
+  board_->tell_load(self_.life, {64, 0}, 0, true);
+  for (int i = 0; i < 15; ++i) line(1).submit_text(100'000);
+  for (std::size_t i = 1; i <= Board::kLooks + 1; ++i) {
+    run_until([&] { return arrived().size() >= i; });
+    board_->look();
+  }
+  EXPECT_TRUE(board_->is_silent(self_.life));
+}
+
 TEST_F(PortTest, AnAbortReachesAPromptThatIsNotTokenisedYet) {
   make_port();
   std::vector<std::uint32_t> slots;
@@ -382,6 +408,19 @@ TEST_F(PortTest, ADomainThatWastesItsTurnsHasNoneForAWhile) {
   EXPECT_GE(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(100));
   line(kChannels + 1).submit_tokens(10);
   run_until([&] { return arrived().size() == 1; });
+}
+
+/// Compared with the time that it computes: on a busy machine all is slower.
+TEST_F(PortTest, ADomainWhoseRequestsAreReadAndRefusedTakesAFewHundredthsOfTheTime) {
+  make_port();
+  sent_.refuses = true;
+  Line& hostile = line(1);
+  const auto start = std::chrono::steady_clock::now();
+  const auto computed = thread_cpu_time();
+  constexpr std::size_t kRequests = 240;
+  for (std::size_t i = 0; i < kRequests; ++i) hostile.submit_text(15'000);
+  run_until([&] { return arrived().size() == kRequests; });
+  EXPECT_GE(std::chrono::steady_clock::now() - start, 3 * (thread_cpu_time() - computed));
 }
 
 /// On a busy machine they are taken together anyway.

@@ -229,7 +229,7 @@ void Engine::start(const Options& options, const ModelConfig& config, Computing 
                      .tell_load =
                          [this](EngineLoad load, std::uint32_t counted, bool is_in_step) {
                            if (is_draining_) load.room = 0;
-                           self_.board->tell_load(self_.life, load, counted);
+                           self_.board->tell_load(self_.life, load, counted, is_in_step);
                            if (!is_in_step) self_.board->beat(self_.life);
                          },
                      .lookup = {options.num_speculative_tokens, options.prompt_lookup_max,

@@ -133,6 +133,7 @@ Expected<void> become_modest(const Options& options) {
   if (!user) return forward_error(user);
   if (auto dropped = drop_privileges(options, *user); !dropped) return dropped;
   keep_one_heap();
+  take_descriptor_table();
   offer_to_oom_killer();
   if (!options.core_dumps) forbid_core_dumps();
   return {};

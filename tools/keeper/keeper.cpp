@@ -169,6 +169,7 @@ Expected<std::unique_ptr<Keeper>> Keeper::make(Estate& estate, Legacy legacy) {
   // stop signal must not end the process before it has removed the socket and ended its children.
   // What a terminal sends, it sends to the front, too.
   signal(SIGINT, SIG_IGN);
+  take_descriptor_table();
   auto loop = EventLoop::create();
   if (!loop) return forward_error(loop);
   std::unique_ptr<Keeper> keeper(new Keeper(estate, std::move(legacy), std::move(*loop)));

@@ -38,8 +38,8 @@ void log_pool(const MadePool& pool) {
 Expected<void> serve(Estate& estate, Starter& starter, std::optional<Keeper::Legacy> legacy) {
   const Options& options = estate.options;
   if (!legacy)
-    spdlog::info("starting: model {}, socket {}, {} engines of each", options.model, options.socket,
-                 options.engines);
+    spdlog::info("starting: model {}, socket {}, engines of each: {}", options.model,
+                 options.socket, options.engines);
   auto keeper = legacy ? Keeper::resume(estate, std::move(*legacy)) : Keeper::start(estate);
   if (!keeper) return forward_error(keeper);
   if (*keeper == nullptr) return {};  // stopped before it was ready
@@ -47,8 +47,8 @@ Expected<void> serve(Estate& estate, Starter& starter, std::optional<Keeper::Leg
   return (*keeper)->run([&] {
     const auto models = hosted_models(options);
     const std::uint32_t engines = models ? all_engines(*models) : options.engines;
-    const std::string line =
-        "ready on " + (*keeper)->socket_path() + " (" + std::to_string(engines) + " engines)";
+    const std::string line = "ready on " + (*keeper)->socket_path() + " (" +
+                             std::to_string(engines) + (engines == 1 ? " engine)" : " engines)");
     spdlog::info("{}", line);
     const auto told = starter.ready("kvhived: " + line);
     if (told) return;

@@ -115,6 +115,7 @@ class Ending {
 Expected<void> serve(const ServeOptions& options,
                      const std::function<void(const std::string&, std::uint16_t)>& on_ready) {
   forbid_core_dumps();
+  take_descriptor_table();
   auto first = first_models(options.model, options.serve_models, options.daemon_timeout);
   if (!first) return forward_error(first);
   // Channels, their memory and the loop itself take some of the descriptors.

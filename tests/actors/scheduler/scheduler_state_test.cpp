@@ -823,13 +823,14 @@ TEST_F(SchedulerStateTest, TheLoadIsToldWithEachSubmissionAndStep) {
   EXPECT_EQ(counted, 3u);
   told.clear();
   step({.admitted = {1, 2}, .sampled = {{1, 5}, {2, 5}}});  // both end: they are full
-  EXPECT_THAT(told, ElementsAre(EngineLoad{3, 15}));
+  EXPECT_THAT(told, ElementsAre(EngineLoad{1, 45}, EngineLoad{3, 15}));
   EXPECT_FALSE(is_in_step);
   abort(3);
   EXPECT_THAT(told.back(), (EngineLoad{4, 0}));
   submit(std::vector<TokenId>(15, 1));
   EXPECT_FALSE(is_in_step);
   next_step();
+  EXPECT_TRUE(is_in_step) << "nothing may be sent for as long as it hangs";
   submit(std::vector<TokenId>(15, 1));
   EXPECT_TRUE(is_in_step) << "who is sent something meanwhile has done nothing";
 }

@@ -216,6 +216,40 @@ TEST(Boards, InABurstEachEngineIsExpectedToTakeItsTurns) {
   EXPECT_TRUE(board->is_for(engines[1], others, since));
 }
 
+/// It hears, and is as full or as empty as it was.
+TEST(Boards, AnEngineThatHangsHasNoTurnsUnlessAllDo) {
+  TestBoard board;
+  const std::array engines{board.join(0, 0), board.join(1, 1)};
+  const auto turns_of = [&](const Member& engine) {
+    int turns = 0;
+    for (std::uint32_t slot = 0; slot < 10; ++slot) turns += board->is_for(engine, {5, slot, 1});
+    return turns;
+  };
+  const auto five_seconds = [&] {
+    for (int i = 0; i <= Board::kMostLooks; ++i) {
+      for (const Member& engine : engines) board->hear(engine.life);
+      board->look();
+    }
+  };
+  board->tell_load(engines[0].life, {64, 0}, 0, false);
+  five_seconds();
+  EXPECT_EQ(turns_of(engines[0]), 5) << "it has nothing to do";
+  board->tell_load(engines[0].life, {64, 0}, 0, true);
+  board->tell_load(engines[1].life, {0, 5000}, 0, true);
+  board->beat(engines[1].life);
+  board->look();
+  EXPECT_TRUE(board->hangs(engines[0].life));
+  EXPECT_EQ(turns_of(engines[0]), 0) << "nor does it take what another has less room for";
+  EXPECT_EQ(turns_of(engines[1]), 10);
+  board->tell_load(engines[1].life, {64, 0}, 0, true);
+  five_seconds();
+  EXPECT_EQ(turns_of(engines[0]) + turns_of(engines[1]), 10) << "all steps take so long";
+  EXPECT_EQ(turns_of(engines[0]), 5);
+  board->beat(engines[0].life);
+  board->look();
+  EXPECT_EQ(turns_of(engines[0]), 10) << "it goes on, and the other hangs";
+}
+
 TEST(Boards, AnEngineThatDoesNotHearHasNoTurns) {
   TestBoard board;
   const std::vector<Member> engines{board.join(0, 0), board.join(1, 1)};

@@ -268,6 +268,24 @@ TEST_F(OwnershipTest, WhatWaitsAtAStuckEngineIsTakenByWhoHasRoomAndLittleToDo) {
   EXPECT_THAT(other_->take_submitted({}, kAll, kHelp), SizeIs(4)) << "it has room";
 }
 
+/// Others are full for as long as clients want, and what waits with them is not behind what waits
+/// there.
+TEST_F(OwnershipTest, WhatWaitsAtAnEngineThatHangsIsTakenWithoutRoomAndItTakesNothing) {
+  submit_many(4);
+  EXPECT_THAT(take(*one_, kHelp), SizeIs(4));
+  const EngineLife one{0, 1}, other{1, 1};
+  board_->tell_load(one, {kHelp, 0}, 0, true);
+  board_->tell_load(other, {0, 5000}, 0, true);
+  for (int i = 0; i <= Board::kMostLooks; ++i) {
+    board_->beat(other);
+    look();
+  }
+  submit_many(4);
+  EXPECT_THAT(one_->take_submitted({}, kAll, kHelp), IsEmpty());
+  EXPECT_THAT(other_->take_submitted({}, kAll, 0), SizeIs(8));
+  EXPECT_THAT(one_->take_submitted({}, kAll, kHelp), IsEmpty()) << "it takes nothing back";
+}
+
 TEST_F(OwnershipTest, ADeadEnginesTurnsAreNotAllTakenByWhoHasMoreRoomByAFew) {
   const auto third = join(2);
   submit_many(30);
