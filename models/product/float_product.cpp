@@ -396,42 +396,13 @@ void multiply_piece(const ProductArgs& args, const Place<kManyColumns>& at, cons
       hn::Store(sums[r][j], d, waiting + (r * kManyColumns + j) * kLanes);
 }
 
-/// The x that is multiplied next comes from L3 or memory. It is fetched into L2, a part with each
-/// tile.
-template <int kRows>
-class NextPiece {
- public:
-  NextPiece(const ProductArgs& args, std::int32_t first_row, std::int32_t k)
-      : tiles_((args.columns + kManyColumns - 1) / kManyColumns) {
-    is_there_ = first_row + kRows <= args.rows && k < args.shape.K;
-    if (is_there_) rows_of(args, first_row, k, rows_);
-  }
-  HWY_INLINE void fetch_part() {
-    if (!is_there_) return;
-    constexpr std::int32_t kCacheLine = 16;  // floats
-    constexpr std::int32_t kOfRow = kPieceDepth / kCacheLine, kAll = kRows * kOfRow;
-    const std::int32_t end = kAll * ++parts_ / tiles_;
-    for (; fetched_ < end; ++fetched_)
-      __builtin_prefetch(rows_[fetched_ / kOfRow] + fetched_ % kOfRow * kCacheLine, 0, kIntoL2);
-  }
-
- private:
-  const float* rows_[kRows];
-  std::int32_t tiles_ = 0, parts_ = 0, fetched_ = 0;
-  bool is_there_ = false;
-};
-
 template <int kRows>
 void multiply_rows(const ProductArgs& args, std::int32_t first_row, std::int32_t block,
                    const float* lines, float* waiting) {
   const std::int32_t end = smaller(block + kBlockDepth, args.shape.K);
   for (std::int32_t k = block; k < end; k += kPieceDepth) {
-    const bool is_last = k + kPieceDepth >= end;
-    NextPiece<kRows> next(args, is_last ? first_row + kRows : first_row,
-                          is_last ? block : k + kPieceDepth);
     float* of_tile = waiting;
     for (std::int32_t n = 0; n < args.columns; n += kManyColumns) {
-      if constexpr (kFetches) next.fetch_part();
       multiply_piece<kRows>(args, {first_row, {n, n + 1, n + 2}, k, smaller(kPieceDepth, end - k)},
                             lines, of_tile);
       of_tile += kRows * kManyColumns * kLanes;
