@@ -428,10 +428,7 @@ void Port::look_at_others() {
   const bool hangs = limits_.self.board->hangs(limits_.self.life);
   if (hangs == std::exchange(hangs_, hangs)) return;
   if (hangs)
-    spdlog::warn(
-        "a step has not ended for 5 s: other engines of the model, if there are any, take what "
-        "waits "
-        "here");
+    spdlog::warn("a step has not ended for 5 s: other engines of its model take what waits here");
   else
     spdlog::info("the step that had not ended has ended");
 }

@@ -178,6 +178,10 @@ TEST(Orders, AStoppedEngineIsReplacedAtOnceIfTheOperatorDoesNotWait) {
   const auto late = daemon.cli({"engine", "restart", "0", "--timeout", "1"});
   EXPECT_EQ(late.exit_code, 1);
   EXPECT_THAT(late.err, HasSubstr("the order stays"));
+  EXPECT_THAT(late.err, Not(HasSubstr("not told yet")));
+  const auto all = daemon.cli({"engine", "restart", "all", "--timeout", "1"});
+  EXPECT_EQ(all.exit_code, 1);
+  EXPECT_THAT(all.err, HasSubstr("; not told yet: engine 1"));
   const auto done = daemon.cli({"engine", "restart", "0", "--now"});
   EXPECT_EQ(done.exit_code, 0) << done.err;
   EXPECT_NE(own_engine(daemon, 0)["pid"], stopped);

@@ -109,8 +109,14 @@ Expected<void> run(const Verb& verb, const EngineFlags& flags) {
   if (verb.what == What::add) return carry_out(*inspector, verb, flags, kAnyEngine);
   const auto engines = engines_named(*inspector, verb, flags.engine);
   if (!engines) return forward_error(engines);
-  for (const std::uint32_t engine : *engines)  // one by one, so that the others serve
-    if (auto done = carry_out(*inspector, verb, flags, engine); !done) return done;
+  for (std::size_t i = 0; i < engines->size(); ++i) {  // one by one, so that the others serve
+    auto done = carry_out(*inspector, verb, flags, (*engines)[i]);
+    if (done) continue;
+    std::string left;
+    for (std::size_t next = i + 1; next < engines->size(); ++next)
+      left += (left.empty() ? "; not told yet: engine " : ", ") + std::to_string((*engines)[next]);
+    return failure(done.error().code, done.error().text + left);
+  }
   return {};
 }
 

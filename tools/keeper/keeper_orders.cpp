@@ -129,9 +129,11 @@ void Keeper::end_hand_over() {
       connections_.refuse(asker->second, {Errc::os_error, state.error});
   } else {
     spdlog::info("{} has taken over", version_text("kvhived"));
-    tables_.steward.wanted = Wanted::restarted;  // the next one is of this program, too
-    tables_.steward.is_drained = true;
-    kill_by_pidfd(tables_.steward.pidfd);
+    if (Child& steward = tables_.steward; steward.is_running()) {
+      steward.wanted = Wanted::restarted;  // the next one is of this program, too
+      steward.is_drained = true;
+      kill_by_pidfd(steward.pidfd);
+    }
     const Json told = {
         {"version", version_text("kvhived")}, {"front", tables_.front}, {"keeper", getpid()}};
     if (asker != tables_.peers.end() &&
