@@ -92,7 +92,7 @@ class DetachedTest : public ::testing::Test {
 TEST_F(DetachedTest, ReturnsWithTheReadyLineAndKeepsNoStreamOpen) {
   start({});
   ASSERT_TRUE(out.has_value() && err.has_value()) << "the daemon keeps the shell's pipe open";
-  EXPECT_EQ(*out, "kvhived: ready on " + socket() + " (1 engines)\n");
+  EXPECT_EQ(*out, "kvhived: ready on " + socket() + " (1 engine)\n");
   EXPECT_THAT(*err, IsEmpty());
   EXPECT_EQ(exit_code, 0);
   EXPECT_EQ(run("kvhive", {"pool", "stat", "--socket", socket()}).exit_code, 0);

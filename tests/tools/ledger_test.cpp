@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/socket.h>
 
 #include <map>
@@ -148,6 +149,20 @@ TEST_F(LedgerTest, APacketIsInTheInboxAsSoonAsItIsTakenAndUntilItIsDone) {
 }
 
 /// A second order may be on its way when the first is answered.
+TEST(OrphanEndsTest, TheLastEndOfAProcessIsKnown) {
+  OrphanEnds ends;
+  EXPECT_EQ(ends.status_of(4711), std::nullopt);
+  ends.write(4711, 3 << 8);
+  ends.write(4712, SIGKILL);
+  EXPECT_EQ(ends.status_of(4711), 3 << 8);
+  EXPECT_EQ(ends.status_of(4712), SIGKILL);
+  ends.write(4711, SIGSEGV);
+  EXPECT_EQ(ends.status_of(4711), SIGSEGV) << "the number was used again";
+  for (pid_t pid = 1; pid <= 1000; ++pid) ends.write(pid, pid);
+  EXPECT_EQ(ends.status_of(1000), 1000);
+  EXPECT_EQ(ends.status_of(4711), std::nullopt) << "the last ones are kept";
+}
+
 TEST(StewardOrdersTest, OnlyTheAnswerToTheLastOrderCounts) {
   Tables tables = no_tables();
   tables.slots[3].use = Slot::Use::unswept;

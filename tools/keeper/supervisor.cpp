@@ -13,6 +13,7 @@
 #include "base/log.hpp"
 #include "config/machine/machine_memory.hpp"
 #include "ipc/pidfd.hpp"
+#include "tools/keeper/succession/orphan_ends.hpp"
 
 namespace kvhive {
 namespace {
@@ -176,6 +177,23 @@ void Supervisor::watch(Child& child) {
 
 void Supervisor::on_end(Child& child) {
   loop_.unwatch(child.pidfd.get());
+  if (is_orphan(child.pid) && !events_.end_of_orphan(child.pid)) return wait_for_the_front(child);
+  has_ended(child);
+}
+
+/// It is told of the end in the same instant, and may be a little later. If it is stopped, nobody
+/// knows how the child ended.
+void Supervisor::wait_for_the_front(Child& child, int times) {
+  constexpr int kTimes = 20;
+  loop_.after(std::chrono::milliseconds(1), [this, &child, times] {
+    if (!child.is_running()) return;
+    if (times + 1 < kTimes && !events_.end_of_orphan(child.pid))
+      return wait_for_the_front(child, times + 1);
+    has_ended(child);
+  });
+}
+
+void Supervisor::has_ended(Child& child) {
   const pid_t pid = child.pid;
   events_.after_commit([pidfd = std::make_shared<UniqueFd>(std::move(child.pidfd))] {});
   std::string end = collect(child);

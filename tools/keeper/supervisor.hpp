@@ -64,6 +64,8 @@ class Supervisor {
   void watch(Child& child);
   void start(Child& child);
   void on_end(Child& child);
+  void wait_for_the_front(Child& child, int times = 0);
+  void has_ended(Child& child);
   void restart_later(Child& child);
 
   Tables& tables_;

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <fstream>
-#include <iterator>
 #include <sstream>
 
 namespace kvhive {
@@ -11,7 +10,8 @@ namespace kvhive {
 std::optional<ProcessFacts> facts_of(pid_t pid) {
   if (pid <= 0) return std::nullopt;
   std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  std::string text;
+  std::getline(file, text, '\0');  // fails without an exception if the process ends meanwhile
   // "pid (name) state ...": the name may have brackets and blanks of its own.
   const std::size_t begin = text.find('('), end = text.rfind(')');
   if (begin == std::string::npos || end == std::string::npos || end < begin) return std::nullopt;

@@ -1,7 +1,7 @@
 #pragma once
 // How processes ended that an earlier keeper had started. Only a parent is told that by waitpid(),
-// and theirs is the front now. It writes it into the ledger before it collects them; until then the
-// kernel tells it to everybody. So a keeper learns it whenever it asks, without waiting.
+// and theirs is the front now, which writes it into the ledger. (The kernel has it in /proc, too,
+// but not for everybody, and whom it does not tell reads 0.)
 
 #include <sys/types.h>
 
@@ -13,6 +13,9 @@
 
 namespace kvhive {
 
+/// Whether a process is not this one's child.
+bool is_orphan(pid_t pid);
+
 /// The last ones. In the ledger's memory; written by the front alone.
 class OrphanEnds {
  public:
@@ -22,7 +25,7 @@ class OrphanEnds {
     ends_[count_ % kKept] = end;
     ++count_;
   }
-  /// Nothing = the process has not ended, or was no orphan. It may be collected meanwhile.
+  /// Nothing = the front has not seen its end.
   std::optional<int> status_of(pid_t pid) const;
 
  private:
