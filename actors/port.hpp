@@ -8,9 +8,10 @@
 // aborted, of a few bytes in all. Long prompts are read in another thread, in turns, too.
 // Requests that are for another engine are looked at again a little later: whoever has room helps
 // (ipc/channel/board.hpp). A domain that wastes its turns, because its clients ring for nothing or
-// its requests are refused, has none for a while, and a channel whose client rings without end is
-// not listened to. Where requests are refused because too much waits, the next ones wait for each
-// other: each wakes all engines, which have enough to do.
+// its requests are refused or aborted, has none for a while: both their number and the
+// loop's time that they take are limited. A channel whose client rings without end is not listened
+// to. Where requests are refused because too much waits, the next ones wait for each other: each
+// wakes all engines, which have enough to do.
 
 #include <chrono>
 #include <deque>

@@ -52,9 +52,9 @@ void keep_one_heap();
 /// the kernel always gives the lowest unused number, so at most `newest` others are open below it.
 std::size_t descriptors_left(int newest);
 
-/// Makes the kernel's table of this process's descriptors as large as it may become, at most 65,536
-/// rows. Later, each doubling would have a thread that opens one wait until every processor has
-/// been elsewhere (synchronize_rcu): 8 ms, and a third of a second where strangers want that.
+/// Makes the kernel's table of this process's descriptors as large as its limit allows now, at most
+/// 65,536 rows. Later, each doubling would have a thread that opens one wait until every processor
+/// has been elsewhere (synchronize_rcu): 8 ms, and a third of a second where strangers want that.
 void take_descriptor_table();
 
 /// Starts so many threads, to see whether it can be done, and ends them. For an engine: CAF hangs

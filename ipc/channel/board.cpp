@@ -87,9 +87,7 @@ bool Board::is_for(const Member& self, const RequestName& request, const Since& 
   constexpr std::uint32_t kMoreRoom = 2;
   const auto [engines, count] = serving(self.life);
   if (count == 0) return true;
-  if (hangs(self.life) &&
-      std::find(engines.begin(), engines.begin() + count, self.life) == engines.begin() + count)
-    return false;
+  if (hangs(self.life) && !hangs(engines.front())) return false;  // others go on
   const EngineLife next = engines[place_of(request, count)];
   const auto load = [&](EngineLife engine) {
     EngineLoad expected = load_of(engine);

@@ -58,25 +58,25 @@ Expected<std::vector<std::uint32_t>> engines_named(const Inspector& inspector, c
 }
 
 /// What an order that is still under way has come to: engines that cannot be started are down.
-std::string still_under_way(const Inspector& inspector, const Verb& verb, const EngineFlags& flags,
+std::string still_under_way(const Json& status, const Verb& verb, const EngineFlags& flags,
                             std::uint32_t engine) {
   std::string down;
-  if (const auto status = inspector.status())
-    for (const Json& one : (*status)["engines"])
-      if (one["state"] == "down" && (engine == kAnyEngine || one["engine"] == engine))
-        down += (down.empty() ? "" : ", ") + one["engine"].dump();
-  std::string text = verb.name;
-  if (!down.empty())
-    text += ": engine " + down + " is down: it ends as it starts, and the daemon's log says why";
-  else if (engine == kAnyEngine)
-    text += ": the new engine does not serve yet";
-  else
-    text += ": engine " + std::to_string(engine) +
-            (flags.is_at_once ? " has not come to it" : " still has requests, or does not answer,");
-  text += (down.empty() ? " after " : "; waited for ") + std::to_string(flags.timeout_s) +
-          " s; the order stays: kvhive pool procs shows what becomes of it";
-  const bool waits_for_requests = down.empty() && engine != kAnyEngine && !flags.is_at_once;
-  return text + (waits_for_requests && verb.what != What::drain ? ", and --now does not wait" : "");
+  for (const Json& one : status["engines"])
+    if (one["state"] == "down" && (engine == kAnyEngine || one["engine"] == engine))
+      down += (down.empty() ? "" : ", ") + one["engine"].dump();
+  std::string state, remedy;
+  if (!down.empty()) {
+    state = "engine " + down + " is down: it ends as it starts, and the daemon's log says why";
+  } else if (engine == kAnyEngine) {
+    state = "the new engine does not serve yet";
+  } else if (flags.is_at_once) {
+    state = "engine " + std::to_string(engine) + " has not come to it";
+  } else {
+    state = "engine " + std::to_string(engine) + " still has requests, or does not answer";
+    if (verb.what != What::drain) remedy = ", and --now does not wait";
+  }
+  return std::string(verb.name) + ": " + state + "; waited for " + std::to_string(flags.timeout_s) +
+         " s; the order stays: kvhive pool procs shows what becomes of it" + remedy;
 }
 
 Expected<void> carry_out(const Inspector& inspector, const Verb& verb, const EngineFlags& flags,
@@ -87,9 +87,9 @@ Expected<void> carry_out(const Inspector& inspector, const Verb& verb, const Eng
                     .model = FixedText<72>(flags.model)};
   const auto told = inspector.order(order, {}, flags.timeout_s * 1000);
   if (!told) {
-    if (told.error().code == Errc::not_running && inspector.status())
-      return failure(Errc::not_running, still_under_way(inspector, verb, flags, engine));
-    return forward_error(told);
+    const auto status = inspector.status();
+    if (told.error().code != Errc::not_running || !status) return forward_error(told);
+    return failure(Errc::not_running, still_under_way(*status, verb, flags, engine));
   }
   if (flags.common.output() == Format::json) {
     std::printf("%s\n", told->dump().c_str());

@@ -115,11 +115,11 @@ class Ending {
 Expected<void> serve(const ServeOptions& options,
                      const std::function<void(const std::string&, std::uint16_t)>& on_ready) {
   forbid_core_dumps();
-  take_descriptor_table();
   auto first = first_models(options.model, options.serve_models, options.daemon_timeout);
   if (!first) return forward_error(first);
   // Channels, their memory and the loop itself take some of the descriptors.
   const std::uint64_t descriptors = take_process_limits().descriptors;
+  take_descriptor_table();
   const std::vector<std::string> domains = options.service.api_keys.domains();
   const std::uint64_t ours =
       32 + 8 * ModelServices::most_channels(options.hive, first->size(), domains.size());
