@@ -104,18 +104,21 @@ class Port {
     bool wants_turn = false;      ///< it is in Domain::wanting
     bool was_rung = false;        ///< by its client, since its last turn
     bool is_watched = false;      ///< a timer is set that looks at it again
+    bool is_glanced_at = false;   ///< the same, sooner
     bool is_unheard = false;      ///< a timer is set that listens to it again
     bool is_heard_again = false;  ///< the next edge is not a ring
     bool is_overloaded = false;   ///< requests are refused, and more come
     std::chrono::steady_clock::time_point refused_at{};  ///< as overloaded
     /// The next turn may take requests that others have had the time to take.
     bool helps = false;
+    std::uint32_t glances = 0;  ///< since it was last watched, or had nothing to glance at
   };
   void listen(std::uint64_t id, OpenChannel& open);
   void listen_later(std::uint64_t id, OpenChannel& open, std::chrono::nanoseconds pause);
   void on_ring(std::uint64_t id);
   void on_change(std::uint64_t id);
   void watch(std::uint64_t id, OpenChannel& open);
+  void glance(std::uint64_t id, OpenChannel& open);
   struct Domain {
     /// Channels that may have something to take, in the order of their turns. Some may be closed.
     std::deque<std::uint64_t> wanting;

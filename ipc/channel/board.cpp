@@ -83,7 +83,8 @@ Rooms Board::rooms_after(EngineLife self, std::span<const RequestName> turns) co
   return rooms;
 }
 
-bool Board::is_for(const Member& self, const RequestName& request, const Since& since) const {
+bool Board::is_for(const Member& self, const RequestName& request, const Since& since,
+                   bool was_left) const {
   constexpr std::uint32_t kMoreRoom = 2;
   const auto [engines, count] = serving(self.life);
   if (count == 0) return true;
@@ -106,7 +107,7 @@ bool Board::is_for(const Member& self, const RequestName& request, const Since& 
     if (other == self.life) return false;
     const EngineLoad theirs = load(other);
     return self.is_much_busier(mine, theirs) ||
-           theirs.room >= mine.room + since.left + 2 * kMoreRoom;
+           (!was_left && theirs.room >= mine.room + since.left + 2 * kMoreRoom);
   });
 }
 

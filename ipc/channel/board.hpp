@@ -10,11 +10,12 @@
 // stopped. An engine that does not even hear is nobody's choice: it has no turns, and what waits
 // there is the others' in turn. All of them look at the same board, but not at the same instant: if
 // two want one request, the slot's word decides (ipc/channel/slot_state.hpp); if both leave it to
-// the other, it waits for that while.
+// the other, the one whose turn it is takes it a little later.
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -231,7 +232,10 @@ class Board {
   Rooms rooms_after(EngineLife self, std::span<const RequestName> turns) const;
 
   /// Whether `self` takes the request at once.
-  bool is_for(const Member& self, const RequestName& request, const Since& since = {}) const;
+  /// \param was_left  it was `self`'s turn for kLeftFor, and whoever had more room has not taken it
+  bool is_for(const Member& self, const RequestName& request, const Since& since = {},
+              bool was_left = false) const;
+  static constexpr std::chrono::nanoseconds kLeftFor{2'000'000};
 
  private:
   struct Serving {

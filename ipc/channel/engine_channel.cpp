@@ -249,6 +249,7 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
   Help of_others{hangs ? 0 : help, {}};
   const std::size_t refused_late = late_refusals_.exchange(0, std::memory_order_relaxed);
   const bool watched = std::exchange(watches_, false);
+  const bool had_left_turn = std::exchange(has_left_turn_, false);
   refused_ = refused_late;
   refused_at_once_ = 0;
   had_news_ = false;
@@ -284,7 +285,10 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
     next_slot_ = (next_slot_ + 1) % kChannelSlots;
   }
   has_more_ = passed < kChannelSlots && !waits;
-  watches_ = watches_ || (passed < kChannelSlots && watched);  // not all slots were looked at
+  if (passed < kChannelSlots) {  // not all slots were looked at
+    watches_ = watches_ || watched;
+    has_left_turn_ = has_left_turn_ || had_left_turn;
+  }
   ring();
   return taken;
 }
@@ -354,8 +358,22 @@ std::optional<EngineChannel::Found> EngineChannel::leave_for_now() {
   return std::nullopt;
 }
 
-bool EngineChannel::is_for_me(const RequestName& request, const Since& since) const {
-  return !is_shared_ || self_.board->is_for(self_, request, since);
+bool EngineChannel::is_for_me(const RequestName& request, const Since& since) {
+  if (!is_shared_ || self_.board->is_for(self_, request, since)) return true;
+  if (self_.board->turn(self_.life, request) != self_.life) return false;
+  const auto now = std::chrono::steady_clock::now();
+  auto& since_when = left(request).turn;
+  if (since_when == decltype(now){}) since_when = now;
+  const bool was_left = now - since_when >= Board::kLeftFor;
+  if (was_left && self_.board->is_for(self_, request, since, was_left)) return true;
+  has_left_turn_ = true;
+  return false;
+}
+
+EngineChannel::Left& EngineChannel::left(const RequestName& request) {
+  Left& left = left_[request.slot];
+  if (left.number != request.number) left = {request.number};
+  return left;
 }
 
 /// Whether this engine takes a request that nobody has, and what follows for the others' rooms.
@@ -382,9 +400,7 @@ bool EngineChannel::may_help(const RequestName& request, const std::optional<Eng
   if (!next || next == self_.life || self_.board->is_silent(*next) ||
       self_.board->load_of(*next).room < help.left)
     return true;
-  Left& left = left_[request.slot];
-  if (std::exchange(left.number, request.number) != request.number) left.times = 0;
-  return ++left.times > Board::kLooks;
+  return ++left(request).times > Board::kLooks;
 }
 
 /// So much only that the other engine does not take it back: then requests would go to and fro.

@@ -586,6 +586,28 @@ TEST_F(PortTest, AnEngineWithoutRoomLeavesRequestsToOneThatHasSome) {
   run_until([&] { return arrived().size() == 8; });
 }
 
+/// It is looked at again much earlier than what was left to others.
+TEST_F(PortTest, ATurnThatWasLeftIsTakenBeforeAnybodyHelps) {
+  make_port();
+  const Member other = board_.join(1, 1);
+  board_->tell_load(self_.life, {32, 0}, 0);  // the other has more room, and never looks
+  const auto time_left = [&](std::uint64_t channel) {
+    board_->hear(other.life);
+    const std::size_t before = arrived().size();
+    const auto start = std::chrono::steady_clock::now();
+    line(channel).submit_tokens(10);
+    run_until([&] { return arrived().size() > before; });
+    return std::chrono::steady_clock::now() - start;
+  };
+  // Without the glance no try is so fast. A busy machine is slow in some.
+  constexpr std::chrono::milliseconds kEarly{15};
+  bool is_early = false;
+  for (std::uint64_t channel = 1; channel <= 20 && !is_early; ++channel)
+    if (board_->turn(self_.life, {channel, 0, 1}) == self_.life)
+      is_early = time_left(channel) < kEarly;
+  EXPECT_TRUE(is_early);
+}
+
 TEST_F(PortTest, ADeadEnginesRequestsAreTakenInAllChannels) {
   make_port();
   const Member other = board_.join(1, 1);

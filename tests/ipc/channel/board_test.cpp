@@ -196,6 +196,17 @@ TEST(Boards, AnEngineWithManyMoreRequestsLeavesTurnsToOneWithFew) {
   EXPECT_FALSE(board->is_for(engines[1], firsts)) << "what it took is counted, with another";
 }
 
+TEST(Boards, AnEngineWithRoomTakesATurnThatItHasLeftAndOneWithoutDoesNot) {
+  TestBoard board;
+  const std::vector<Member> engines{board.join(0, 0), board.join(1, 1)};
+  const RequestName request{1, board->turn({}, {1, 0, 1})->slot == 0 ? 0u : 1u, 1};
+  board->tell_load(engines[0].life, {20, 0}, 0);
+  EXPECT_FALSE(board->is_for(engines[0], request));
+  EXPECT_TRUE(board->is_for(engines[0], request, {}, true));
+  board->tell_load(engines[0].life, {0, 0}, 0);
+  EXPECT_FALSE(board->is_for(engines[0], request, {}, true));
+}
+
 /// Else who is late would get its own turns and others', and the others fewer.
 TEST(Boards, InABurstEachEngineIsExpectedToTakeItsTurns) {
   TestBoard board;

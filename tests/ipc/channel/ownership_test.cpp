@@ -121,6 +121,25 @@ TEST_F(OwnershipTest, WhatIsLeftToAnotherIsTakenByWhoHelpsAndNotMore) {
   EXPECT_THAT(take(*other_, kHelp), SizeIs(8)) << "they wait there";
 }
 
+/// Rooms may change in between, so that each of two engines leaves a request to the other.
+TEST_F(OwnershipTest, ATurnThatWasLeftToOneWithMoreRoomIsTakenIfThatOneDoesNot) {
+  const EngineLife one{0, 1};
+  const auto takes = [&] { return take(*one_).size(); };
+  submit_many(4);
+  board_->tell_load(one, {kHelp / 2, 0}, 0);
+  EXPECT_EQ(takes(), 0u);
+  EXPECT_TRUE(one_->has_left_turn());
+  const auto left = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() < left + Board::kLeftFor) continue;
+  EXPECT_EQ(takes(), 2u);
+  EXPECT_FALSE(one_->has_left_turn()) << "the others' turns are not its own";
+  EXPECT_THAT(take(*other_), SizeIs(2));
+  submit_many(4);
+  board_->tell_load(one, {kHelp / 2, 0}, 2);
+  EXPECT_EQ(takes(), 0u) << "these have not been left yet";
+  EXPECT_TRUE(one_->has_left_turn());
+}
+
 TEST_F(OwnershipTest, WhatHasEndedWhileAnEngineWasHeldUpIsNotTakenAgain) {
   const auto serve = [this](std::uint32_t slot) {
     const auto taken = take(*other_, kHelp);
