@@ -256,7 +256,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   /// The slot's newest request that was left to another engine.
   struct Left {
     std::uint32_t number = 0;
-    std::uint32_t times = 0;  ///< that this one might have taken it instead
+    std::uint32_t times = 0;                       ///< that this one might have taken it instead
     std::chrono::steady_clock::time_point turn{};  ///< since when it was this one's turn
   };
   Left& left(const RequestName& request);
