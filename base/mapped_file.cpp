@@ -20,6 +20,9 @@ Expected<std::span<const std::byte>> map(int descriptor, const std::string& name
   if (bytes == 0) return std::span<const std::byte>{};
   void* start = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, descriptor, 0);
   if (start == MAP_FAILED) return os_failure(name + ": mmap");
+  // A hint: a file system that has huge pages then fills them when the file is first read, and
+  // weights need few page walks.
+  ::madvise(start, bytes, MADV_HUGEPAGE);
   return std::span(static_cast<const std::byte*>(start), bytes);
 }
 

@@ -18,18 +18,10 @@
 #include "ipc/channel/channel_layout.hpp"
 #include "ipc/channel/doorbell.hpp"
 #include "ipc/channel/output_sink.hpp"
+#include "ipc/channel/request_check.hpp"
 #include "ipc/channel/request_file.hpp"
 
 namespace kvhive {
-
-/// The longest prompts that an engine can serve. A longer prompt is refused before it is copied.
-struct PromptLimits {
-  std::size_t text_bytes = ~std::size_t{0};
-  std::size_t tokens = ~std::size_t{0};  ///< of prompt and output together
-  /// Values of a row, if a prompt is given as embeddings; 0 = none may be.
-  std::uint32_t embedding_width = 0;
-  std::string remedy = "shorten it";  ///< for the error text
-};
 
 class EngineChannel;
 
@@ -206,11 +198,6 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   RequestBody copy_body(const Found& found) const;
   [[nodiscard]] Expected<void> check(const Found& found, const RequestBody& body,
                                      const PromptLimits& limits) const;
-  [[nodiscard]] Expected<void> check_body(const RequestBody& body) const;
-  [[nodiscard]] Expected<void> check_prompt(const RequestBody& body) const;
-  [[nodiscard]] Expected<void> check_prompt_log(const RequestBody& body) const;
-  [[nodiscard]] Expected<void> check_length(const RequestBody& body,
-                                            const PromptLimits& limits) const;
   bool accept(const Found& found, const RequestBody& body);
   [[nodiscard]] Expected<TakenRequest> take(const Found& found, const RequestBody& body,
                                             const PromptLimits& limits);

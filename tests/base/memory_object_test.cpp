@@ -7,11 +7,10 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <fstream>
-#include <sstream>
 #include <string>
 
 #include "tests/support/child_process.hpp"
+#include "tests/support/mapping_flags.hpp"
 #include "tests/support/sanitizers.hpp"
 
 namespace kvhive::testing {
@@ -35,19 +34,6 @@ TEST(CreateMemory, IsPrivateClosedOnExecAndSealed) {
   EXPECT_EQ(ftruncate(fd.get(), 2 * kBytes), -1);
   EXPECT_EQ(errno, EPERM);
   EXPECT_EQ(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_WRITE), -1);
-}
-
-/// The flags of the mapping that begins at `address`, from /proc/self/smaps: "rd wr sh ... dd".
-std::string flags_of_mapping(const void* address) {
-  std::ostringstream wanted;
-  wanted << std::hex << reinterpret_cast<std::uintptr_t>(address) << "-";
-  std::ifstream smaps("/proc/self/smaps");
-  bool is_here = false;
-  for (std::string line; std::getline(smaps, line);) {
-    if (line.rfind(wanted.str(), 0) == 0) is_here = true;
-    if (is_here && line.rfind("VmFlags:", 0) == 0) return line + " ";
-  }
-  return {};
 }
 
 TEST(MappedMemory, IsLeftOutOfCoreDumps) {
