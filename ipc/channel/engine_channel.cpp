@@ -324,6 +324,7 @@ std::optional<EngineChannel::Found> EngineChannel::leave_for_now() {
   return std::nullopt;
 }
 
+/// A turn is left to an engine with more room for a while only: that one may not take it.
 bool EngineChannel::is_for_me(const RequestName& request, const Since& since) {
   if (!is_shared_ || self_.board->is_for(self_, request, since)) return true;
   if (self_.board->turn(self_.life, request) != self_.life) return false;

@@ -159,7 +159,7 @@ TEST(Succession, HowProcessesEndIsToldAfterAKeepersDeath) {
   for (int i = 0; i < 2; ++i) {
     const pid_t engine = before["engines"][i]["pid"];
     signal_process(engine, signals[i]);
-    EXPECT_TRUE(tells("engine " + std::to_string(i) + " (pid " + std::to_string(engine) +
+    ASSERT_TRUE(tells("engine " + std::to_string(i) + " (pid " + std::to_string(engine) +
                       ") ended: signal " + std::to_string(signals[i])))
         << told;
   }
