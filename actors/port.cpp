@@ -172,16 +172,22 @@ void Port::on_ring(std::uint64_t id) {
   want_turn(id, open);
 }
 
+/// Calls it then, if the channel is still open.
+void Port::later(std::uint64_t id, std::chrono::nanoseconds pause,
+                 std::function<void(OpenChannel&)> then) {
+  loop_.after(pause, [this, id, then = std::move(then)] {
+    if (const auto found = channels_.find(id); found != channels_.end()) then(found->second);
+  });
+}
+
 /// The bell is rung already when it is watched again, which counts as an edge: no ring is lost.
 void Port::listen_later(std::uint64_t id, OpenChannel& open, std::chrono::nanoseconds pause) {
   if (std::exchange(open.is_unheard, true)) return;
   loop_.unwatch(open.bell.get());
-  loop_.after(pause, [this, id] {
-    const auto still = channels_.find(id);
-    if (still == channels_.end()) return;
-    still->second.is_unheard = false;
-    still->second.is_heard_again = true;
-    listen(id, still->second);
+  later(id, pause, [this, id](OpenChannel& still) {
+    still.is_unheard = false;
+    still.is_heard_again = true;
+    listen(id, still);
   });
 }
 
@@ -209,11 +215,9 @@ void Port::watch(std::uint64_t id, OpenChannel& open) {
 void Port::glance(std::uint64_t id, OpenChannel& open) {
   if (open.is_glanced_at || open.glances == kMostGlances) return;
   open.is_glanced_at = true;
-  loop_.after(Board::kLeftFor * (1 << open.glances++), [this, id] {
-    const auto found = channels_.find(id);
-    if (found == channels_.end()) return;
-    found->second.is_glanced_at = false;
-    want_turn(id, found->second);
+  later(id, Board::kLeftFor * (1 << open.glances++), [this, id](OpenChannel& still) {
+    still.is_glanced_at = false;
+    want_turn(id, still);
   });
 }
 

@@ -114,6 +114,8 @@ class Port {
     std::uint32_t glances = 0;  ///< since it was last watched, or had nothing to glance at
   };
   void listen(std::uint64_t id, OpenChannel& open);
+  void later(std::uint64_t id, std::chrono::nanoseconds pause,
+             std::function<void(OpenChannel&)> then);
   void listen_later(std::uint64_t id, OpenChannel& open, std::chrono::nanoseconds pause);
   void on_ring(std::uint64_t id);
   void on_change(std::uint64_t id);

@@ -326,13 +326,13 @@ std::optional<EngineChannel::Found> EngineChannel::leave_for_now() {
 
 /// A turn is left to an engine with more room for a while only: that one may not take it.
 bool EngineChannel::is_for_me(const RequestName& request, const Since& since) {
-  if (!is_shared_ || self_.board->is_for(self_, request, since)) return true;
+  if (!is_shared_) return true;
+  auto& turn_left = left(request).turn;
+  const bool was_left =
+      turn_left && std::chrono::steady_clock::now() - *turn_left >= Board::kLeftFor;
+  if (self_.board->is_for(self_, request, since, was_left)) return true;
   if (self_.board->turn(self_.life, request) != self_.life) return false;
-  const auto now = std::chrono::steady_clock::now();
-  auto& since_when = left(request).turn;
-  if (since_when == decltype(now){}) since_when = now;
-  const bool was_left = now - since_when >= Board::kLeftFor;
-  if (was_left && self_.board->is_for(self_, request, since, was_left)) return true;
+  if (!turn_left) turn_left = std::chrono::steady_clock::now();
   has_left_turn_ = true;
   return false;
 }

@@ -243,8 +243,9 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   /// The slot's newest request that was left to another engine.
   struct Left {
     std::uint32_t number = 0;
-    std::uint32_t times = 0;                       ///< that this one might have taken it instead
-    std::chrono::steady_clock::time_point turn{};  ///< since when it was this one's turn
+    std::uint32_t times = 0;  ///< that this one might have taken it instead
+    /// When this one first left a turn of its own.
+    std::optional<std::chrono::steady_clock::time_point> turn{};
   };
   Left& left(const RequestName& request);
   std::array<Left, kChannelSlots> left_{};
