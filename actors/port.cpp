@@ -20,10 +20,6 @@ constexpr std::size_t kBytesPerTurn = std::size_t{32} << 10;
 constexpr std::size_t kAbortsPerTurn = 32;
 /// How long a request is left to the engine whose turn it is.
 constexpr std::chrono::milliseconds kPatience{20};
-/// A turn that was left to an engine with more room is looked at again after Board::kLeftFor, and
-/// twice and four times that. Rooms change within less where many requests are refused: each of two
-/// engines may have seen that the other has more.
-constexpr std::uint32_t kMostGlances = 3;
 /// Where so many channels are watched, each is looked at less often.
 constexpr std::size_t kWatchedAtOnce = 200;
 /// What comes to a channel whose requests are refused as overloaded is looked at so often.
@@ -205,17 +201,16 @@ void Port::watch(std::uint64_t id, OpenChannel& open) {
     if (found == channels_.end()) return;
     found->second.is_watched = false;
     found->second.helps = true;
-    found->second.glances = 0;
     look_at_others();
     want_turn(id, found->second);
   });
 }
 
-/// There is a request that was left although it was this engine's turn.
+/// There is a request that was left in doubt. Rooms change within less than `kPatience` where many
+/// requests are refused: each of two engines may have seen that the other has more.
 void Port::glance(std::uint64_t id, OpenChannel& open) {
-  if (open.is_glanced_at || open.glances == kMostGlances) return;
-  open.is_glanced_at = true;
-  later(id, Board::kLeftFor * (1 << open.glances++), [this, id](OpenChannel& still) {
+  if (std::exchange(open.is_glanced_at, true)) return;
+  later(id, Board::kLeftFor, [this, id](OpenChannel& still) {
     still.is_glanced_at = false;
     want_turn(id, still);
   });
@@ -322,16 +317,16 @@ Port::Drained Port::drain(std::uint64_t id) {
   else
     open.helps = false;
   if (open.channel->watches()) watch(id, open);
-  if (open.channel->has_left_turn())
-    glance(id, open);
-  else
-    open.glances = 0;
+  if (open.channel->doubts()) glance(id, open);
   if (is_still_overloaded(open)) listen_later(id, open, until_the_next(kOverloaded));
   const std::size_t refused = open.channel->refused();
-  // A turn that the engine wanted for itself is not the client's waste.
-  if (!std::exchange(open.was_rung, false) || taken.requests + aborted + refused != 0)
+  const bool was_rung = std::exchange(open.was_rung, false);
+  if (taken.requests + aborted + refused != 0)
     return {Turn::useful, refused, refused + aborted + taken.questions,
             taken.requests - taken.questions};
+  // A turn that the engine wanted for itself is not the client's waste. But what it costs is up to
+  // the client, who need not ring for what waits.
+  if (!was_rung) return {open.channel->watches() ? Turn::foreign : Turn::useful};
   return {open.channel->had_news() ? Turn::foreign : Turn::wasted};
 }
 

@@ -111,7 +111,6 @@ class Port {
     std::chrono::steady_clock::time_point refused_at{};  ///< as overloaded
     /// The next turn may take requests that others have had the time to take.
     bool helps = false;
-    std::uint32_t glances = 0;  ///< since it was last watched, or had nothing to glance at
   };
   void listen(std::uint64_t id, OpenChannel& open);
   void later(std::uint64_t id, std::chrono::nanoseconds pause,

@@ -83,12 +83,12 @@ Rooms Board::rooms_after(EngineLife self, std::span<const RequestName> turns) co
   return rooms;
 }
 
-bool Board::is_for(const Member& self, const RequestName& request, const Since& since,
-                   bool was_left) const {
+Choice Board::choose(const Member& self, const RequestName& request, const Since& since,
+                     bool was_left) const {
   constexpr std::uint32_t kMoreRoom = 2;
   const auto [engines, count] = serving(self.life);
-  if (count == 0) return true;
-  if (hangs(self.life) && !hangs(engines.front())) return false;  // others go on
+  if (count == 0) return Choice::take;
+  if (hangs(self.life) && !hangs(engines.front())) return Choice::leave;  // others go on
   const EngineLife next = engines[place_of(request, count)];
   const auto load = [&](EngineLife engine) {
     EngineLoad expected = load_of(engine);
@@ -100,15 +100,19 @@ bool Board::is_for(const Member& self, const RequestName& request, const Since& 
   if (next != self.life) {
     mine.queued += since.tokens;
     const EngineLoad theirs = load(next);
-    return self.is_much_busier(theirs, mine) || mine.room >= theirs.room + kMoreRoom;
+    if (self.is_much_busier(theirs, mine) || mine.room >= theirs.room + kMoreRoom)
+      return Choice::take;
+    return theirs.room < kMoreRoom && mine.room != 0 ? Choice::doubt : Choice::leave;
   }
-  // Only if there is no doubt that somebody takes it: else it waits.
-  return std::none_of(engines.begin(), engines.begin() + count, [&](EngineLife other) {
-    if (other == self.life) return false;
-    const EngineLoad theirs = load(other);
-    return self.is_much_busier(mine, theirs) ||
-           (!was_left && theirs.room >= mine.room + since.left + 2 * kMoreRoom);
-  });
+  if (was_left) mine = load_of(self.life);  // its other turns have been looked at by now
+  const bool is_others =
+      std::ranges::any_of(std::span(engines).first(count), [&](EngineLife other) {
+        if (other == self.life) return false;
+        const EngineLoad theirs = load(other);
+        return self.is_much_busier(mine, theirs) ||
+               (!was_left && theirs.room >= mine.room + since.left + 2 * kMoreRoom);
+      });
+  return is_others ? Choice::doubt : Choice::take;
 }
 
 }  // namespace kvhive

@@ -10,7 +10,7 @@
 // stopped. An engine that does not even hear is nobody's choice: it has no turns, and what waits
 // there is the others' in turn. All of them look at the same board, but not at the same instant: if
 // two want one request, the slot's word decides (ipc/channel/slot_state.hpp); if both leave it to
-// the other, the one whose turn it is takes it a little later.
+// the other, both look at it again a little later.
 
 #include <algorithm>
 #include <array>
@@ -113,6 +113,13 @@ struct Since {
   std::uint32_t left = 0;    ///< turns that it has left to others
   /// Instead of what loads tell (Board::rooms_after).
   std::optional<Rooms> rooms{};
+};
+
+/// What an engine does with a request that waits.
+enum class Choice : std::uint8_t {
+  take,
+  leave,  ///< to another engine
+  doubt,  ///< the same, but that one may have less room than this one sees, and leave it, too
 };
 
 /// An engine as others see it.
@@ -231,10 +238,9 @@ class Board {
   /// burst, one that is a little later than others has not taken its turns yet. It will.
   Rooms rooms_after(EngineLife self, std::span<const RequestName> turns) const;
 
-  /// Whether `self` takes the request at once.
-  /// \param was_left  it was `self`'s turn for kLeftFor, and whoever had more room has not taken it
-  bool is_for(const Member& self, const RequestName& request, const Since& since = {},
-              bool was_left = false) const;
+  /// \param was_left  `self` has left it for kLeftFor, and whoever had more room has not taken it
+  Choice choose(const Member& self, const RequestName& request, const Since& since = {},
+                bool was_left = false) const;
   static constexpr std::chrono::nanoseconds kLeftFor{2'000'000};
 
  private:

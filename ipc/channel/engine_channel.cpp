@@ -215,7 +215,7 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
   Help of_others{hangs ? 0 : help, {}};
   const std::size_t refused_late = late_refusals_.exchange(0, std::memory_order_relaxed);
   const bool watched = std::exchange(watches_, false);
-  const bool had_left_turn = std::exchange(has_left_turn_, false);
+  const bool doubted = std::exchange(doubts_, false);
   refused_ = refused_late;
   refused_at_once_ = 0;
   had_news_ = false;
@@ -253,7 +253,7 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
   has_more_ = passed < kChannelSlots && !waits;
   if (passed < kChannelSlots) {  // not all slots were looked at
     watches_ = watches_ || watched;
-    has_left_turn_ = has_left_turn_ || had_left_turn;
+    doubts_ = doubts_ || doubted;
   }
   ring();
   return taken;
@@ -291,14 +291,16 @@ std::optional<EngineChannel::Found> EngineChannel::find(std::uint32_t slot, Help
       if (is_dead && owner.life != 0) ring_for(slot, seen);
       return std::nullopt;
     }
+    forget_left(slot, seen);
+    if (!takes_turn({id_, slot, marks_[slot].submitted}, help)) return leave_for_now();
     // The marks are older than the word: another engine may have taken and ended what they call
     // new. A mark that is read after the word is not.
     const std::uint32_t submitted = newest_request(slot);
     if (submitted == seen.number) return std::nullopt;
-    if (!takes_turn({id_, slot, submitted}, help)) return leave_for_now();
     return Found{slot, seen, submitted, false};
   }
   if (is_mine) return std::nullopt;
+  forget_left(slot, seen);
   if (is_dead) {
     if (help.left == 0 && !is_for_me({id_, slot, seen.number}, help.since)) return leave_for_now();
     return Found{slot, seen, seen.number, true};
@@ -324,23 +326,21 @@ std::optional<EngineChannel::Found> EngineChannel::leave_for_now() {
   return std::nullopt;
 }
 
-/// A turn is left to an engine with more room for a while only: that one may not take it.
+/// What is left in doubt is looked at once more, and then left for good, or until others help.
 bool EngineChannel::is_for_me(const RequestName& request, const Since& since) {
   if (!is_shared_) return true;
-  auto& turn_left = left(request).turn;
-  const bool was_left =
-      turn_left && std::chrono::steady_clock::now() - *turn_left >= Board::kLeftFor;
-  if (self_.board->is_for(self_, request, since, was_left)) return true;
-  if (self_.board->turn(self_.life, request) != self_.life) return false;
-  if (!turn_left) turn_left = std::chrono::steady_clock::now();
-  has_left_turn_ = true;
+  const auto now = std::chrono::steady_clock::now();
+  auto& left_at = left_[request.slot].at;
+  const bool was_left = left_at && now - *left_at >= Board::kLeftFor;
+  const Choice choice = self_.board->choose(self_, request, since, was_left);
+  if (choice == Choice::take) return true;
+  if (!left_at) left_at = now;
+  if (choice == Choice::doubt && !was_left) doubts_ = true;
   return false;
 }
 
-EngineChannel::Left& EngineChannel::left(const RequestName& request) {
-  Left& left = left_[request.slot];
-  if (left.number != request.number) left = {request.number};
-  return left;
+void EngineChannel::forget_left(std::uint32_t slot, SlotState seen) {
+  if (left_[slot].seen != seen) left_[slot] = {seen};
 }
 
 /// Whether this engine takes a request that nobody has, and what follows for the others' rooms.
@@ -367,7 +367,7 @@ bool EngineChannel::may_help(const RequestName& request, const std::optional<Eng
   if (!next || next == self_.life || self_.board->is_silent(*next) ||
       self_.board->load_of(*next).room < help.left)
     return true;
-  return ++left(request).times > Board::kLooks;
+  return ++left_[request.slot].times > Board::kLooks;
 }
 
 /// So much only that the other engine does not take it back: then requests would go to and fro.

@@ -134,9 +134,9 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   bool had_news() const { return had_news_; }
   /// Whether there is a request that was left to another engine, for now: look again in a while.
   bool watches() const { return watches_; }
-  /// Whether one of these had its turn here, and another engine has more room, as this one sees it.
-  /// That one may see it otherwise: look again soon.
-  bool has_left_turn() const { return has_left_turn_; }
+  /// Whether one of these was left in doubt that the other engine takes it: look again after
+  /// Board::kLeftFor.
+  bool doubts() const { return doubts_; }
 
   /// Slots whose client has asked for an abort, at most `most`. Each abort is returned once.
   std::vector<std::uint32_t> take_aborts(std::size_t most = kChannelSlots);
@@ -192,6 +192,7 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   bool may_take_from(EngineLife engine, const Help& help) const;
   std::optional<Found> leave_for_now();
   bool is_for_me(const RequestName& request, const Since& since);
+  void forget_left(std::uint32_t slot, SlotState seen);
   void ring_for(std::uint32_t slot, SlotState ended_by_a_dead_engine);
   bool claim(std::uint32_t slot, SlotState seen, SlotState mine);
   bool change(std::uint32_t slot, std::uint32_t take, SlotState& mine, Phase phase);
@@ -236,18 +237,16 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   std::mutex takes_mutex_;
   std::array<std::uint32_t, kChannelSlots> takes_{};  ///< guarded by takes_mutex_, with the words
   bool watches_ = false;
-  bool has_left_turn_ = false;
+  bool doubts_ = false;
   bool had_news_ = false;
   RequestMarks marks_{};  ///< as the client's file had them when it was last looked at
   std::array<bool, kChannelSlots> abort_seen_{};
   /// The slot's newest request that was left to another engine.
   struct Left {
-    std::uint32_t number = 0;
+    SlotState seen{};         ///< whoever has taken it since, it is left anew
     std::uint32_t times = 0;  ///< that this one might have taken it instead
-    /// When this one first left a turn of its own.
-    std::optional<std::chrono::steady_clock::time_point> turn{};
+    std::optional<std::chrono::steady_clock::time_point> at{};  ///< first
   };
-  Left& left(const RequestName& request);
   std::array<Left, kChannelSlots> left_{};
 };
 

@@ -4,8 +4,11 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <map>
 #include <mutex>
@@ -18,6 +21,19 @@
 #include "models/text/tokenizer_parser.hpp"
 #include "tests/support/board.hpp"
 #include "tests/support/channel_memory.hpp"
+
+namespace {
+
+/// A look at a channel is two of these; more if it takes something.
+std::atomic<std::size_t> preads{0};
+
+}  // namespace
+
+/// Instead of the C library's.
+extern "C" ssize_t pread(int fd, void* to, size_t bytes, off_t at) {
+  ++preads;
+  return syscall(SYS_pread64, fd, to, bytes, at);
+}
 
 namespace kvhive::testing {
 namespace {
@@ -135,6 +151,11 @@ class PortTest : public ::testing::Test {
     for (const Submission& submission : sent_.submissions)
       channels.push_back(submission.key.channel);
     return channels;
+  }
+  bool has_arrived(const RequestKey& request) {
+    const std::lock_guard lock(sent_.mutex);
+    return std::ranges::any_of(
+        sent_.submissions, [&](const Submission& submission) { return submission.key == request; });
   }
   /// Another engine's end of the channel `id`.
   static std::shared_ptr<EngineChannel> take_part(Line& line, std::uint64_t id,
@@ -606,6 +627,78 @@ TEST_F(PortTest, ATurnThatWasLeftIsTakenBeforeAnybodyHelps) {
     if (board_->turn(self_.life, {channel, 0, 1}) == self_.life)
       is_early = time_left(channel) < kEarly;
   EXPECT_TRUE(is_early);
+}
+
+/// One glance is not all that a channel has in its life.
+TEST_F(PortTest, EachTurnThatWasLeftIsTakenBeforeAnybodyHelps) {
+  make_port();
+  const Member other = board_.join(1, 1);
+  constexpr std::chrono::milliseconds kEarly{15};
+  constexpr int kInARow = 4;
+  const auto are_early = [&](std::uint64_t channel) {
+    for (int early = 0; early < kInARow;) {
+      board_->hear(other.life);
+      board_->tell_load(self_.life, {32, 0}, static_cast<std::uint32_t>(arrived().size()));
+      const auto start = std::chrono::steady_clock::now();
+      const RequestKey request{channel, line(channel).submit_tokens(10)};
+      if (board_->turn(self_.life, {channel, request.slot, 1}) != self_.life) continue;
+      run_until([&] { return has_arrived(request); });
+      if (std::chrono::steady_clock::now() - start >= kEarly) return false;
+      ++early;
+    }
+    return true;
+  };
+  std::uint64_t channel = 1;
+  while (channel <= 20 && !are_early(channel)) ++channel;
+  EXPECT_LE(channel, 20u);
+}
+
+/// Nor is it looked at all the time.
+TEST_F(PortTest, ATurnThatStaysLeftIsLookedAtOnceMoreAndThenNowAndThen) {
+  make_port();
+  const Member other = board_.join(1, 1);
+  board_->tell_load(self_.life, {0, 0}, 0);
+  std::uint64_t channel = 1;
+  while (board_->turn(self_.life, {channel, 0, 1}) != self_.life) ++channel;
+  line(channel).submit_tokens(10);
+  constexpr int kTimes = 10;
+  preads = 0;
+  const auto start = std::chrono::steady_clock::now();
+  int times = 0;
+  const std::function<void()> hear = [&] {
+    board_->hear(other.life);
+    if (++times == kTimes) return loop_.stop();
+    loop_.after(std::chrono::milliseconds(20), hear);
+  };
+  hear();
+  loop_.run();
+  const auto looks = (std::chrono::steady_clock::now() - start) / std::chrono::milliseconds(20);
+  EXPECT_GE(preads, 2 * 3u);
+  EXPECT_LE(preads, 2 * (static_cast<std::size_t>(looks) + 3));
+}
+
+/// Nobody rings for these again. Compared with the time that it computes: on a busy machine all is
+/// slower.
+TEST_F(PortTest, ADomainWithMuchThatIsLeftTakesAFewHundredthsOfTheTime) {
+  make_port();
+  const Member other = board_.join(1, 1, {1000, 0});
+  board_->tell_load(self_.life, {0, 0}, 0);
+  for (std::uint64_t id = 1; id <= 200; ++id) {
+    Line& hostile = line(id);
+    for (std::size_t slot = 0; slot < kChannelSlots; ++slot)
+      submit_raw(hostile.client.raw_requests().data(), slot, RequestBody{});
+    ring_engine(hostile.engine_bell.get());
+  }
+  const auto start = std::chrono::steady_clock::now();
+  const auto computed = thread_cpu_time();
+  const std::function<void()> hear = [&] {
+    board_->hear(other.life);
+    if (std::chrono::steady_clock::now() - start > std::chrono::seconds(1)) return loop_.stop();
+    loop_.after(std::chrono::milliseconds(20), hear);
+  };
+  hear();
+  loop_.run();
+  EXPECT_GE(std::chrono::steady_clock::now() - start, 4 * (thread_cpu_time() - computed));
 }
 
 TEST_F(PortTest, ADeadEnginesRequestsAreTakenInAllChannels) {

@@ -57,13 +57,18 @@ TEST(Boards, AttachedBoardsSeeEachOtherAndTheKeepersWrites) {
   EXPECT_EQ(others.turn(self, {}), std::nullopt);
 }
 
+bool is_for(const TestBoard& board, const Member& self, const RequestName& request,
+            const Since& since = {}, bool was_left = false) {
+  return board->choose(self, request, since, was_left) == Choice::take;
+}
+
 /// How many of `requests` each engine takes at once.
 std::map<std::uint32_t, int> shares(const TestBoard& board, const std::vector<Member>& engines,
                                     int requests) {
   std::map<std::uint32_t, int> taken;
   for (int ticket = 0; ticket < requests; ++ticket)
     for (const Member& engine : engines)
-      if (board->is_for(engine, {1, std::uint32_t(ticket), 1})) ++taken[engine.number];
+      if (is_for(board, engine, {1, std::uint32_t(ticket), 1})) ++taken[engine.number];
   return taken;
 }
 
@@ -183,17 +188,17 @@ TEST(Boards, AnEngineWithManyMoreRequestsLeavesTurnsToOneWithFew) {
   board->tell_load(engines[0].life, {60, 0}, 0);
   EXPECT_EQ(shares(board, engines, 100), (std::map<std::uint32_t, int>{{1, 100}}));
   const RequestName firsts{1, board->turn({}, {1, 0, 1})->slot == 0 ? 0u : 1u, 1};
-  EXPECT_FALSE(board->is_for(engines[0], firsts));
-  EXPECT_TRUE(board->is_for(engines[0], firsts, {.left = 1})) << "then both have nearly as many";
+  EXPECT_FALSE(is_for(board, engines[0], firsts));
+  EXPECT_TRUE(is_for(board, engines[0], firsts, {.left = 1})) << "then both have nearly as many";
   board->take(engines[1].life);
   board->take(engines[1].life);
-  EXPECT_TRUE(board->is_for(engines[1], firsts));
+  EXPECT_TRUE(is_for(board, engines[1], firsts));
   board->take(engines[1].life);
-  EXPECT_FALSE(board->is_for(engines[1], firsts));
+  EXPECT_FALSE(is_for(board, engines[1], firsts));
   board->take_back(engines[1].life, 1);
-  EXPECT_TRUE(board->is_for(engines[1], firsts));
+  EXPECT_TRUE(is_for(board, engines[1], firsts));
   board->tell_load(engines[1].life, {61, 0}, 2);
-  EXPECT_FALSE(board->is_for(engines[1], firsts)) << "what it took is counted, with another";
+  EXPECT_FALSE(is_for(board, engines[1], firsts)) << "what it took is counted, with another";
 }
 
 TEST(Boards, AnEngineWithRoomTakesATurnThatItHasLeftAndOneWithoutDoesNot) {
@@ -201,10 +206,38 @@ TEST(Boards, AnEngineWithRoomTakesATurnThatItHasLeftAndOneWithoutDoesNot) {
   const std::vector<Member> engines{board.join(0, 0), board.join(1, 1)};
   const RequestName request{1, board->turn({}, {1, 0, 1})->slot == 0 ? 0u : 1u, 1};
   board->tell_load(engines[0].life, {20, 0}, 0);
-  EXPECT_FALSE(board->is_for(engines[0], request));
-  EXPECT_TRUE(board->is_for(engines[0], request, {}, true));
+  EXPECT_FALSE(is_for(board, engines[0], request));
+  EXPECT_TRUE(is_for(board, engines[0], request, {}, true));
   board->tell_load(engines[0].life, {0, 0}, 0);
-  EXPECT_FALSE(board->is_for(engines[0], request, {}, true));
+  EXPECT_FALSE(is_for(board, engines[0], request, {}, true));
+}
+
+/// Its turns fill it, as it sees them; one that was left does not count any more.
+TEST(Boards, AnEngineWithRoomForOneTakesATurnThatItHasLeft) {
+  TestBoard board;
+  const std::vector<Member> engines{board.join(0, 0, {1, 0}), board.join(1, 1, {5, 0})};
+  const RequestName request{1, board->turn({}, {1, 0, 1})->slot == 0 ? 0u : 1u, 1};
+  Since since;
+  since.rooms = board->rooms_after(engines[0].life, std::span(&request, 1));
+  EXPECT_EQ(board->choose(engines[0], request, since), Choice::doubt);
+  EXPECT_EQ(board->choose(engines[0], request, since, true), Choice::take);
+}
+
+TEST(Boards, ATurnOfAnEngineThatMayBeFullByNowIsLeftInDoubtByOneThatIsNot) {
+  TestBoard board;
+  const std::vector<Member> engines{board.join(0, 0, {2, 0}), board.join(1, 1, {2, 0})};
+  const RequestName request{1, board->turn({}, {1, 0, 1})->slot == 0 ? 0u : 1u, 1};
+  const auto choice = [&](std::uint32_t room, std::uint32_t others) {
+    board->tell_load(engines[0].life, {others, 0}, 0);
+    board->tell_load(engines[1].life, {room, 0}, 0);
+    Since since;
+    since.rooms = board->rooms_after(engines[1].life, std::span(&request, 1));
+    return board->choose(engines[1], request, since);
+  };
+  EXPECT_EQ(choice(2, 2), Choice::doubt);
+  EXPECT_EQ(choice(2, 1), Choice::take);
+  EXPECT_EQ(choice(2, 9), Choice::leave);
+  EXPECT_EQ(choice(0, 2), Choice::leave) << "it cannot take it either";
 }
 
 /// Else who is late would get its own turns and others', and the others fewer.
@@ -214,17 +247,17 @@ TEST(Boards, InABurstEachEngineIsExpectedToTakeItsTurns) {
   for (int i = 0; i < 30; ++i) board->take(engines[0].life);
   const RequestName firsts{1, board->turn({}, {1, 0, 1})->slot == 0 ? 0u : 1u, 1};
   const RequestName others{1, 1 - firsts.slot, 1};
-  EXPECT_FALSE(board->is_for(engines[0], firsts));
-  EXPECT_TRUE(board->is_for(engines[1], firsts));
+  EXPECT_FALSE(is_for(board, engines[0], firsts));
+  EXPECT_TRUE(is_for(board, engines[1], firsts));
   std::vector<RequestName> turns;  // of the other one
   for (std::uint32_t slot = others.slot; turns.size() < 30; slot += 1)
     if (board->turn({}, {1, slot, 1})->slot == 1) turns.push_back({1, slot, 1});
   Since since;
   since.rooms = board->rooms_after(engines[0].life, turns);
-  EXPECT_TRUE(board->is_for(engines[0], firsts, since));
-  EXPECT_FALSE(board->is_for(engines[1], firsts, since));
-  EXPECT_FALSE(board->is_for(engines[0], others, since));
-  EXPECT_TRUE(board->is_for(engines[1], others, since));
+  EXPECT_TRUE(is_for(board, engines[0], firsts, since));
+  EXPECT_FALSE(is_for(board, engines[1], firsts, since));
+  EXPECT_FALSE(is_for(board, engines[0], others, since));
+  EXPECT_TRUE(is_for(board, engines[1], others, since));
 }
 
 /// It hears, and is as full or as empty as it was.
@@ -233,7 +266,7 @@ TEST(Boards, AnEngineThatHangsHasNoTurnsUnlessAllDo) {
   const std::array engines{board.join(0, 0), board.join(1, 1)};
   const auto turns_of = [&](const Member& engine) {
     int turns = 0;
-    for (std::uint32_t slot = 0; slot < 10; ++slot) turns += board->is_for(engine, {5, slot, 1});
+    for (std::uint32_t slot = 0; slot < 10; ++slot) turns += is_for(board, engine, {5, slot, 1});
     return turns;
   };
   const auto five_seconds = [&] {

@@ -20,12 +20,14 @@ namespace {
 /// Called once, after the next pread() of this process: what others do while an engine is held up
 /// there.
 std::function<void()> after_pread;
+std::size_t preads = 0;
 
 }  // namespace
 
 /// Instead of the C library's.
 extern "C" ssize_t pread(int fd, void* to, size_t bytes, off_t at) {
   const ssize_t count = syscall(SYS_pread64, fd, to, bytes, at);
+  ++preads;
   if (const auto happens = std::exchange(after_pread, nullptr)) happens();
   return count;
 }
@@ -76,6 +78,12 @@ class OwnershipTest : public ::testing::Test {
   }
   void is_full(std::uint32_t slot) { board_->tell_load({slot, 1}, {0, 0}, 0); }
   void has_served(std::uint32_t slot) { board_->serve({slot, 1}, {kHelp, 0}); }
+  void end(EngineChannel& engine, const TakenRequest& request) {
+    const auto sink = engine.sink(request);
+    ASSERT_TRUE(sink->start());
+    sink->finished(FinishReason::length, {}, {}, 0);
+    EXPECT_EQ(client_.read(request.slot).reason, FinishReason::length);
+  }
   bool is_rung() {
     char heard[64];
     return recv(bell_.client_end.get(), heard, sizeof heard, MSG_DONTWAIT) > 0;
@@ -129,18 +137,75 @@ TEST_F(OwnershipTest, ATurnThatWasLeftToOneWithMoreRoomIsTakenIfThatOneDoesNot) 
   board_->tell_load(one, {kHelp / 2, 0}, 0);
   const auto before = std::chrono::steady_clock::now();
   EXPECT_EQ(takes(), 0u);
-  EXPECT_TRUE(one_->has_left_turn());
+  EXPECT_TRUE(one_->doubts());
   const auto left = std::chrono::steady_clock::now();
   const std::size_t at_once = takes();
-  if (std::chrono::steady_clock::now() < before + Board::kLeftFor) EXPECT_EQ(at_once, 0u);
-  while (std::chrono::steady_clock::now() < left + Board::kLeftFor) continue;
-  EXPECT_EQ(at_once + takes(), 2u);
-  EXPECT_FALSE(one_->has_left_turn()) << "the others' turns are not its own";
+  if (std::chrono::steady_clock::now() < before + Board::kLeftFor) {
+    EXPECT_EQ(at_once, 0u);
+  }
+  std::size_t early = 0;  // looks in between do not begin the time anew
+  while (std::chrono::steady_clock::now() < left + Board::kLeftFor) early += takes();
+  EXPECT_EQ(at_once + early + takes(), 2u);
+  EXPECT_FALSE(one_->doubts()) << "the others' turns are not its own";
   EXPECT_THAT(take(*other_), SizeIs(2));
   submit_many(4);
   board_->tell_load(one, {kHelp / 2, 0}, 2);
   EXPECT_EQ(takes(), 0u) << "these have not been left yet";
-  EXPECT_TRUE(one_->has_left_turn());
+  EXPECT_TRUE(one_->doubts());
+}
+
+TEST_F(OwnershipTest, EachRequestOfASlotIsLeftAnew) {
+  for (std::uint32_t number = 1; number <= 20; ++number) {
+    board_->tell_load({0, 1}, {kHelp / 2, 0}, number - 1);
+    const std::uint32_t slot = submit();
+    const bool is_its_turn = board_->turn({0, 1}, {5, slot, number})->slot == 0;
+    ASSERT_THAT(take(*one_), IsEmpty()) << number;
+    EXPECT_EQ(one_->doubts(), is_its_turn) << number;
+    std::vector<TakenRequest> taken;
+    while (is_its_turn && taken.empty()) taken = take(*one_);
+    if (!is_its_turn) taken = take(*other_);
+    ASSERT_THAT(taken, SizeIs(1));
+    end(is_its_turn ? *one_ : *other_, taken[0]);
+    if (!is_its_turn) board_->take({0, 1});  // so that both numbers go on together
+  }
+}
+
+TEST_F(OwnershipTest, WhatAnEngineHadThatDiedIsLeftAnew) {
+  const auto wait = [&] {
+    const auto left = std::chrono::steady_clock::now();
+    while (std::chrono::steady_clock::now() < left + Board::kLeftFor) continue;
+  };
+  const auto third = join(2);
+  submit_many(9);
+  is_full(0);
+  EXPECT_THAT(take(*one_), IsEmpty());
+  wait();
+  EXPECT_THAT(take(*other_, kHelp), SizeIs(9));
+  board_.end(1);
+  board_->tell_load({0, 1}, {kHelp / 2, 0}, 0);
+  EXPECT_THAT(take(*one_), IsEmpty());
+  EXPECT_TRUE(one_->doubts());
+}
+
+TEST_F(OwnershipTest, ADoubtOutlivesALookAtTheOtherSlots) {
+  submit_many(8);
+  board_->tell_load({0, 1}, {kHelp / 2, 0}, 0);
+  EXPECT_THAT(one_->take_submitted({}, 1, 0), IsEmpty());
+  EXPECT_TRUE(one_->doubts());
+  submit_many(8);
+  board_->tell_load({0, 1}, {kHelp, 0}, 0);
+  EXPECT_THAT(one_->take_submitted({}, 1, 0), SizeIs(1));
+  EXPECT_TRUE(one_->doubts());
+}
+
+/// A client may have many of them, which are looked at again and again.
+TEST_F(OwnershipTest, WhatIsLeftIsNotRead) {
+  is_full(0);
+  for (std::size_t slot = 0; slot < 64; ++slot)
+    submit_raw(client_.raw_requests().data(), slot, RequestBody{});
+  preads = 0;
+  EXPECT_THAT(take(*one_), IsEmpty());
+  EXPECT_EQ(preads, 1u);
 }
 
 TEST_F(OwnershipTest, WhatHasEndedWhileAnEngineWasHeldUpIsNotTakenAgain) {
@@ -148,10 +213,7 @@ TEST_F(OwnershipTest, WhatHasEndedWhileAnEngineWasHeldUpIsNotTakenAgain) {
     const auto taken = take(*other_, kHelp);
     ASSERT_THAT(taken, SizeIs(1));
     ASSERT_EQ(taken[0].slot, slot);
-    const auto sink = other_->sink(taken[0]);
-    ASSERT_TRUE(sink->start());
-    sink->finished(FinishReason::length, {}, {}, 0);
-    EXPECT_EQ(client_.read(slot).reason, FinishReason::length);
+    end(*other_, taken[0]);
   };
   const std::uint32_t slot = submit();
   after_pread = [&] {
