@@ -39,8 +39,8 @@ constexpr std::size_t kRefusalsOfWaste = 4;
 /// All engines hear all rings. So a domain may have more turns in which there is something for
 /// another engine.
 constexpr std::uint32_t kMostForeign = 1000;
-/// The loop's time that either may take in a window, whatever one of them costs: texts are read
-/// before they are refused, and a channel may have many requests that wait for other engines.
+/// The loop's time that each may take in a window, and the looks that nobody rang for: texts are
+/// read before they are refused, and a channel may have many requests that wait for other engines.
 constexpr std::chrono::microseconds kMostWastedTime{5'000}, kMostForeignTime{10'000};
 
 /// Computes a request's seed from the daemon's seed and the prompt (FNV-1a), so that equal prompts
@@ -197,13 +197,20 @@ void Port::watch(std::uint64_t id, OpenChannel& open) {
   if (std::exchange(open.is_watched, true)) return;
   loop_.after(kPatience * (1 + watched_++ / kWatchedAtOnce), [this, id] {
     --watched_;
+    look_at_others();
     const auto found = channels_.find(id);
     if (found == channels_.end()) return;
     found->second.is_watched = false;
+    if (has_looked_enough(found->second)) return watch(id, found->second);
     found->second.helps = true;
-    look_at_others();
     want_turn(id, found->second);
   });
+}
+
+/// Whether the engine has looked at the domain's channels by itself, in vain, for so long that it
+/// goes on in the next window. Nobody rings for what waits: its cost is up to the client.
+bool Port::has_looked_enough(const OpenChannel& open) {
+  return domains_[open.domain].looks.add(0) > kMostForeignTime.count();
 }
 
 /// There is a request that was left in doubt. Rooms change within less than `kPatience` where many
@@ -212,7 +219,7 @@ void Port::glance(std::uint64_t id, OpenChannel& open) {
   if (std::exchange(open.is_glanced_at, true)) return;
   later(id, Board::kLeftFor, [this, id](OpenChannel& still) {
     still.is_glanced_at = false;
-    want_turn(id, still);
+    if (!has_looked_enough(still)) want_turn(id, still);
   });
 }
 
@@ -277,6 +284,10 @@ bool Port::takes_too_much(Domain& domain, const Drained& drained, std::chrono::n
   switch (drained.turn) {
     case Turn::foreign: return domain.foreign.add(1, time, {kMostForeign, kMostForeignTime});
     case Turn::wasted: return domain.waste.add(1, time, {kMostWaste, kMostWastedTime});
+    case Turn::looked:
+      domain.looks.add(static_cast<std::uint32_t>(
+          std::chrono::duration_cast<std::chrono::microseconds>(time).count()));
+      return false;
     default: break;
   }
   if (drained.in_vain == 0) return false;
@@ -324,9 +335,8 @@ Port::Drained Port::drain(std::uint64_t id) {
   if (taken.requests + aborted + refused != 0)
     return {Turn::useful, refused, refused + aborted + taken.questions,
             taken.requests - taken.questions};
-  // A turn that the engine wanted for itself is not the client's waste. But what it costs is up to
-  // the client, who need not ring for what waits.
-  if (!was_rung) return {open.channel->watches() ? Turn::foreign : Turn::useful};
+  // A turn that the engine wanted for itself is not the client's waste.
+  if (!was_rung) return {Turn::looked};
   return {open.channel->had_news() ? Turn::foreign : Turn::wasted};
 }
 

@@ -120,18 +120,20 @@ class Port {
   void on_change(std::uint64_t id);
   void watch(std::uint64_t id, OpenChannel& open);
   void glance(std::uint64_t id, OpenChannel& open);
+  bool has_looked_enough(const OpenChannel& open);
   struct Domain {
     /// Channels that may have something to take, in the order of their turns. Some may be closed.
     std::deque<std::uint64_t> wanting;
     Cost waste;
     Cost foreign;        ///< turns in which there was something for other engines only
+    Count looks;         ///< us of turns that nobody rang for, and that found nothing to do
     bool rests = false;  ///< it has no turn until a timer ends this
   };
   void rest(DomainId id, Domain& domain);
   void want_turn(std::uint64_t id, OpenChannel& open);
   void take_turn_soon();
   void take_turn();
-  enum class Turn : std::uint8_t { useful, foreign, wasted };
+  enum class Turn : std::uint8_t { useful, looked, foreign, wasted };
   struct Drained {
     Turn turn = Turn::useful;
     std::size_t refused = 0;

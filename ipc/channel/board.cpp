@@ -104,7 +104,7 @@ Choice Board::choose(const Member& self, const RequestName& request, const Since
       return Choice::take;
     return theirs.room < kMoreRoom && mine.room != 0 ? Choice::doubt : Choice::leave;
   }
-  if (was_left) mine = load_of(self.life);  // its other turns have been looked at by now
+  if (was_left) mine = load_of(self.life);  // not as if it had all its turns
   const bool is_others =
       std::ranges::any_of(std::span(engines).first(count), [&](EngineLife other) {
         if (other == self.life) return false;

@@ -10,7 +10,7 @@
 // stopped. An engine that does not even hear is nobody's choice: it has no turns, and what waits
 // there is the others' in turn. All of them look at the same board, but not at the same instant: if
 // two want one request, the slot's word decides (ipc/channel/slot_state.hpp); if both leave it to
-// the other, both look at it again a little later.
+// the other, who doubts that the other takes it looks at it again a little later.
 
 #include <algorithm>
 #include <array>
@@ -238,7 +238,7 @@ class Board {
   /// burst, one that is a little later than others has not taken its turns yet. It will.
   Rooms rooms_after(EngineLife self, std::span<const RequestName> turns) const;
 
-  /// \param was_left  `self` has left it for kLeftFor, and whoever had more room has not taken it
+  /// \param was_left  `self` left it in doubt, kLeftFor ago, and nobody has taken it
   Choice choose(const Member& self, const RequestName& request, const Since& since = {},
                 bool was_left = false) const;
   static constexpr std::chrono::nanoseconds kLeftFor{2'000'000};

@@ -253,7 +253,7 @@ std::vector<TakenRequest> EngineChannel::take_submitted(const PromptLimits& limi
   has_more_ = passed < kChannelSlots && !waits;
   if (passed < kChannelSlots) {  // not all slots were looked at
     watches_ = watches_ || watched;
-    doubts_ = doubts_ || doubted;
+    doubts_ = doubts_ || (doubted && !waits);  // what waits for memory is told
   }
   ring();
   return taken;
@@ -326,7 +326,8 @@ std::optional<EngineChannel::Found> EngineChannel::leave_for_now() {
   return std::nullopt;
 }
 
-/// What is left in doubt is looked at once more, and then left for good, or until others help.
+/// What is left in doubt is glanced at once, after Board::kLeftFor. Then it is looked at as all
+/// else is.
 bool EngineChannel::is_for_me(const RequestName& request, const Since& since) {
   if (!is_shared_) return true;
   const auto now = std::chrono::steady_clock::now();
@@ -334,8 +335,9 @@ bool EngineChannel::is_for_me(const RequestName& request, const Since& since) {
   const bool was_left = left_at && now - *left_at >= Board::kLeftFor;
   const Choice choice = self_.board->choose(self_, request, since, was_left);
   if (choice == Choice::take) return true;
+  if (choice == Choice::leave || was_left) return false;
   if (!left_at) left_at = now;
-  if (choice == Choice::doubt && !was_left) doubts_ = true;
+  doubts_ = true;
   return false;
 }
 

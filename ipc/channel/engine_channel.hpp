@@ -241,11 +241,11 @@ class EngineChannel : public std::enable_shared_from_this<EngineChannel> {
   bool had_news_ = false;
   RequestMarks marks_{};  ///< as the client's file had them when it was last looked at
   std::array<bool, kChannelSlots> abort_seen_{};
-  /// The slot's newest request that was left to another engine.
+  /// How the slot's request was left to another engine.
   struct Left {
     SlotState seen{};         ///< whoever has taken it since, it is left anew
     std::uint32_t times = 0;  ///< that this one might have taken it instead
-    std::optional<std::chrono::steady_clock::time_point> at{};  ///< first
+    std::optional<std::chrono::steady_clock::time_point> at{};  ///< first, in doubt
   };
   std::array<Left, kChannelSlots> left_{};
 };

@@ -198,6 +198,45 @@ TEST_F(OwnershipTest, ADoubtOutlivesALookAtTheOtherSlots) {
   EXPECT_TRUE(one_->doubts());
 }
 
+/// The slots before the one that waits are not looked at meanwhile: it would be for nothing.
+TEST_F(OwnershipTest, ADoubtEndsWhileAnotherRequestWaitsForMemory) {
+  ChannelRequest request;
+  request.prompt_tokens = counting(100, 3);
+  ASSERT_TRUE(client_.submit(request));
+  std::byte* const raw = client_.raw_requests().data();
+  const RequestBody small = body_in(raw, 0);
+  RequestBody large = small;
+  large.prompt.bytes = kBytes / 2;
+  std::uint32_t last = 100;
+  std::vector<TakenRequest> held = take(*one_, kHelp);
+  const auto hold = [&] {
+    auto taken = take(*one_, kHelp);
+    for (TakenRequest& one : taken) held.push_back(std::move(one));
+    return !taken.empty();
+  };
+  do submit_raw(raw, ++last, large);
+  while (hold());
+  std::uint32_t taken = static_cast<std::uint32_t>(held.size());
+  held.pop_back();
+  ASSERT_TRUE(hold()) << "there is no memory left now";
+  ++taken;
+  const auto its_turn_from = [&](std::uint32_t slot) {
+    while (board_->turn({0, 1}, {5, slot, 1})->slot != 0) ++slot;
+    return slot;
+  };
+  const std::uint32_t before = its_turn_from(last + 1), waits = its_turn_from(before + 1);
+  board_->tell_load({0, 1}, {kHelp / 2, 0}, taken);
+  submit_raw(raw, waits, large);
+  EXPECT_THAT(take(*one_), IsEmpty());
+  const auto left = std::chrono::steady_clock::now();
+  while (std::chrono::steady_clock::now() < left + Board::kLeftFor) continue;
+  submit_raw(raw, before, small);
+  EXPECT_THAT(take(*one_), IsEmpty());
+  EXPECT_TRUE(one_->doubts());
+  EXPECT_THAT(take(*one_), IsEmpty());
+  EXPECT_FALSE(one_->doubts());
+}
+
 /// A client may have many of them, which are looked at again and again.
 TEST_F(OwnershipTest, WhatIsLeftIsNotRead) {
   is_full(0);
