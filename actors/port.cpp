@@ -314,6 +314,10 @@ Port::Drained Port::drain(std::uint64_t id) {
   OpenChannel& open = found->second;
   open.wants_turn = false;
   say_that_it_hears();
+  if (open.helps && !open.was_rung && has_looked_enough(open)) {  // many were due at once
+    watch(id, open);
+    return {Turn::looked};
+  }
   // All engines have heard the ring of a channel that all have.
   if (open.was_rung && open.channel->is_shared()) look_at_others();
   const Taken taken = takes_no_more_ ? Taken{} : submit(open);
