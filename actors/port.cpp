@@ -39,8 +39,9 @@ constexpr std::size_t kRefusalsOfWaste = 4;
 /// All engines hear all rings. So a domain may have more turns in which there is something for
 /// another engine.
 constexpr std::uint32_t kMostForeign = 1000;
-/// The loop's time that each may take in a window, and the looks that nobody rang for: texts are
+/// The loop's time that each of these may take in a window, whatever one of them costs: texts are
 /// read before they are refused, and a channel may have many requests that wait for other engines.
+/// At these the engine also looks when nobody rings (Domain::looks), for as long again.
 constexpr std::chrono::microseconds kMostWastedTime{5'000}, kMostForeignTime{10'000};
 
 /// Computes a request's seed from the daemon's seed and the prompt (FNV-1a), so that equal prompts
@@ -236,10 +237,14 @@ std::chrono::nanoseconds Port::Count::time_left() const {
   return since_ + kWindow - std::chrono::steady_clock::now();
 }
 
+static std::uint32_t us_of(std::chrono::nanoseconds time) {
+  return static_cast<std::uint32_t>(
+      std::chrono::duration_cast<std::chrono::microseconds>(time).count());
+}
+
 bool Port::Cost::add(std::uint32_t turns, std::chrono::nanoseconds time, const Cost::Most& most) {
-  const auto us = std::chrono::duration_cast<std::chrono::microseconds>(time).count();
   const bool are_too_many = turns_.add(turns) > most.turns;
-  return time_.add(static_cast<std::uint32_t>(us)) > most.time.count() || are_too_many;
+  return time_.add(us_of(time)) > most.time.count() || are_too_many;
 }
 
 std::chrono::nanoseconds Port::Cost::time_left() const {
@@ -284,10 +289,7 @@ bool Port::takes_too_much(Domain& domain, const Drained& drained, std::chrono::n
   switch (drained.turn) {
     case Turn::foreign: return domain.foreign.add(1, time, {kMostForeign, kMostForeignTime});
     case Turn::wasted: return domain.waste.add(1, time, {kMostWaste, kMostWastedTime});
-    case Turn::looked:
-      domain.looks.add(static_cast<std::uint32_t>(
-          std::chrono::duration_cast<std::chrono::microseconds>(time).count()));
-      return false;
+    case Turn::looked: domain.looks.add(us_of(time)); return false;
     default: break;
   }
   if (drained.in_vain == 0) return false;

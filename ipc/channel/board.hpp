@@ -238,6 +238,7 @@ class Board {
   /// burst, one that is a little later than others has not taken its turns yet. It will.
   Rooms rooms_after(EngineLife self, std::span<const RequestName> turns) const;
 
+  /// What `self` does with the request, if nobody has taken it.
   /// \param was_left  `self` left it in doubt, kLeftFor ago, and nobody has taken it
   Choice choose(const Member& self, const RequestName& request, const Since& since = {},
                 bool was_left = false) const;

@@ -653,7 +653,7 @@ TEST_F(PortTest, EachTurnThatWasLeftIsTakenBeforeAnybodyHelps) {
   EXPECT_LE(channel, 20u);
 }
 
-/// Nor is it looked at all the time.
+/// But not every 2 ms.
 TEST_F(PortTest, ATurnThatStaysLeftIsLookedAtOnceMoreAndThenNowAndThen) {
   make_port();
   const Member other = board_.join(1, 1);
@@ -679,7 +679,7 @@ TEST_F(PortTest, ATurnThatStaysLeftIsLookedAtOnceMoreAndThenNowAndThen) {
 
 /// Nobody rings for these again. Compared with the time that it computes: on a busy machine all is
 /// slower.
-TEST_F(PortTest, ADomainWithMuchThatIsLeftTakesAFewHundredthsOfTheTime) {
+TEST_F(PortTest, ADomainWithMuchThatIsLeftTakesLittleOfTheTime) {
   make_port();
   const Member other = board_.join(1, 1, {1000, 0});
   board_->tell_load(self_.life, {0, 0}, 0);

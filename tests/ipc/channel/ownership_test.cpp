@@ -84,6 +84,10 @@ class OwnershipTest : public ::testing::Test {
     sink->finished(FinishReason::length, {}, {}, 0);
     EXPECT_EQ(client_.read(request.slot).reason, FinishReason::length);
   }
+  static void let_a_doubt_grow_old() {
+    const auto left = std::chrono::steady_clock::now();
+    while (std::chrono::steady_clock::now() < left + Board::kLeftFor) continue;
+  }
   bool is_rung() {
     char heard[64];
     return recv(bell_.client_end.get(), heard, sizeof heard, MSG_DONTWAIT) > 0;
@@ -171,15 +175,11 @@ TEST_F(OwnershipTest, EachRequestOfASlotIsLeftAnew) {
 }
 
 TEST_F(OwnershipTest, WhatAnEngineHadThatDiedIsLeftAnew) {
-  const auto wait = [&] {
-    const auto left = std::chrono::steady_clock::now();
-    while (std::chrono::steady_clock::now() < left + Board::kLeftFor) continue;
-  };
   const auto third = join(2);
   submit_many(9);
   is_full(0);
   EXPECT_THAT(take(*one_), IsEmpty());
-  wait();
+  let_a_doubt_grow_old();
   EXPECT_THAT(take(*other_, kHelp), SizeIs(9));
   board_.end(1);
   board_->tell_load({0, 1}, {kHelp / 2, 0}, 0);
@@ -228,8 +228,7 @@ TEST_F(OwnershipTest, ADoubtEndsWhileAnotherRequestWaitsForMemory) {
   board_->tell_load({0, 1}, {kHelp / 2, 0}, taken);
   submit_raw(raw, waits, large);
   EXPECT_THAT(take(*one_), IsEmpty());
-  const auto left = std::chrono::steady_clock::now();
-  while (std::chrono::steady_clock::now() < left + Board::kLeftFor) continue;
+  let_a_doubt_grow_old();
   submit_raw(raw, before, small);
   EXPECT_THAT(take(*one_), IsEmpty());
   EXPECT_TRUE(one_->doubts());
