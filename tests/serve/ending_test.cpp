@@ -10,6 +10,7 @@
 
 #include "tests/serve/served.hpp"
 #include "tests/support/temp_directory.hpp"
+#include "tests/tools/footprint.hpp"
 #include "tools/serve/trace/span_file.hpp"
 
 namespace kvhive::testing {
@@ -120,6 +121,25 @@ TEST(EndingService, DoesNotWaitForAStoppedKeeper) {
   EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(6));
   ASSERT_TRUE(waiting.receive());
   EXPECT_THAT(directory.read("spans"), HasSubstr("the service is being stopped"));
+  signal_process(daemon.keeper(), SIGCONT);
+}
+
+// A renderer notices by itself that its service has ended, but not at once; a stopped one, never.
+TEST(EndingService, LeavesNoRendererWhereItDoesNotWait) {
+  const Daemon daemon;
+  Service service(daemon.socket());
+  const std::vector<pid_t> renderers = children_of(service.pid());
+  ASSERT_EQ(renderers.size(), 1u);
+  signal_process(renderers.front(), SIGSTOP);
+  signal_process(daemon.keeper(), SIGSTOP);
+  HttpClient waiting = service.connect();
+  waiting.send(completion_request(5, false));
+  ASSERT_TRUE(eventually([&] {
+    return service.ask(get("/metrics?view=service")).body.find("state=\"answering\"} 2") !=
+           std::string::npos;
+  }));
+  EXPECT_EQ(service.stop(), 0);
+  EXPECT_EQ(kill(renderers.front(), 0), -1);
   signal_process(daemon.keeper(), SIGCONT);
 }
 

@@ -104,7 +104,8 @@ class Ending {
 };
 
 /// Ends the process. Threads that ask a stopped daemon would wait for it.
-[[noreturn]] void leave_threads_behind(const ServiceOptions& service) {
+[[noreturn]] void leave_threads_behind(ModelServices& models, const ServiceOptions& service) {
+  models.stop_rendering();
   if (service.spans) service.spans->flush();
   flush_log();
   std::_Exit(EXIT_SUCCESS);
@@ -181,7 +182,7 @@ Expected<void> serve(const ServeOptions& options,
   on_ready(fmt::format("{}", fmt::join(names, ", ")), server.port());
   run_whatever_is_thrown(loop);
   server.stop();
-  if (models.is_busy()) leave_threads_behind(options.service);
+  if (models.is_busy()) leave_threads_behind(models, options.service);
   return {};
 }
 

@@ -36,12 +36,12 @@ ModelService::ModelService(boost::asio::io_context& loop, const ModelOptions& op
 }
 
 /// Jobs that wait for the renderer hold its owner (ModelInUse), so it is ended here.
-ModelService::~ModelService() { serving_->renderer.reset(); }
+ModelService::~ModelService() { stop_rendering(); }
 
 /// Requests that were made for the model before are refused where they have not got to an engine:
 /// its renderer tells its own so, and ends.
 void ModelService::serve(const ModelFollower::Model& model) {
-  if (serving_) serving_->renderer.reset();
+  if (serving_) stop_rendering();
   serving_ = std::make_shared<ModelInUse>(ModelInUse{*this, model});
   if (model->chat) serving_->renderer.emplace(loop_, *model->chat);
 }

@@ -36,6 +36,8 @@ class ModelService {
 
   /// Perhaps there is another daemon. From any thread.
   void check() { follower_.check(); }
+  /// Ends the processes that render messages; what waits for them is refused.
+  void stop_rendering() { serving_->renderer.reset(); }
   /// Whether its threads ask the daemon, or load. The destructor waits for them.
   bool is_busy() const { return hives_.is_opening() || follower_.is_busy(); }
 

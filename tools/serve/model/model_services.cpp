@@ -67,6 +67,10 @@ std::size_t ModelServices::sum(std::size_t (Hives::*count)() const) const {
   return all;
 }
 
+void ModelServices::stop_rendering() {
+  for (const auto& model : models_) model->stop_rendering();
+}
+
 bool ModelServices::is_busy() const {
   return std::ranges::any_of(models_, [](const auto& model) { return model->is_busy(); });
 }

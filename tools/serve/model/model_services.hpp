@@ -42,6 +42,8 @@ class ModelServices {
   std::size_t running() const { return sum(&Hives::running); }
   std::size_t waiting() const { return sum(&Hives::waiting); }
   std::size_t channels() const { return sum(&Hives::channels); }
+  /// Before the process ends without this object's destructor: processes that render end with it.
+  void stop_rendering();
   /// Whether threads ask the daemon, or load. The destructor waits for them.
   bool is_busy() const;
   /// The most channels of all together.
