@@ -243,7 +243,7 @@ void crowd(bool reads, Load& load, double& p50, double& p99) {
     if (!id) fail(id.error().text);
     open.push_back(*id);
   }
-  const auto from = Clock::now() + so_long(2), end = from + so_long(4);
+  const auto from = Clock::now() + std::chrono::seconds(2), end = from + so_long(4);
   const auto is_measured = [&] {
     return Clock::now() >= end && load.without_token(from, end) == 0;
   };
