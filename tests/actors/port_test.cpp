@@ -405,8 +405,8 @@ TEST_F(PortTest, WhatAClosedChannelsClientHasTooIsClosedWhereTheClientIsRung) {
   EXPECT_EQ(closed, shared);
 }
 
-/// A lower bound of time, since nothing else shows a rest: a busy machine only makes it longer.
-/// On a busy machine it would take long anyway, but not each time.
+/// A lower bound of time, since nothing else shows a rest. Several times: on a busy machine it may
+/// take so long without a rest, too, but not each time.
 TEST_F(PortTest, ADomainThatWastesItsTurnsHasNoneForAWhile) {
   make_port();
   constexpr std::uint64_t kRounds = 4, kChannels = 8;

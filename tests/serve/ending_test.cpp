@@ -26,6 +26,12 @@ std::string completion_request(std::uint32_t tokens, bool stream, const std::str
   return post(kCompletions, body.dump(), headers);
 }
 
+/// Whether it answers so many requests at this moment, the one that asks included.
+bool answers(const Service& service, int requests) {
+  const std::string row = "state=\"answering\"} " + std::to_string(requests);
+  return service.ask(get("/metrics?view=service")).body.find(row) != std::string::npos;
+}
+
 TEST(StartingService, WaitsForADaemonIfItIsToldTo) {
   const TempDirectory directory;
   const std::string socket = (directory.path() / "kvhived.sock").string();
@@ -59,10 +65,7 @@ TEST(EndingService, TellsThoseThatWaitThatItEnds) {
   ASSERT_TRUE(streaming.receive_until("data: "));
   daemon.signal_engines(SIGSTOP);
   waiting.send(completion_request(5, false));
-  ASSERT_TRUE(eventually([&] {
-    return service.ask(get("/metrics?view=service")).body.find("state=\"answering\"} 3") !=
-           std::string::npos;
-  }));
+  ASSERT_TRUE(eventually([&] { return answers(service, 3); }));
   signal_process(service.pid(), SIGTERM);
   const auto stream = streaming.receive(), answer = waiting.receive();
   ASSERT_TRUE(stream && answer);
@@ -112,10 +115,7 @@ TEST(EndingService, DoesNotWaitForAStoppedKeeper) {
   signal_process(daemon.keeper(), SIGSTOP);
   HttpClient waiting = service.connect();
   waiting.send(completion_request(5, false));
-  ASSERT_TRUE(eventually([&] {
-    return service.ask(get("/metrics?view=service")).body.find("state=\"answering\"} 2") !=
-           std::string::npos;
-  }));
+  ASSERT_TRUE(eventually([&] { return answers(service, 2); }));
   const auto before = std::chrono::steady_clock::now();
   EXPECT_EQ(service.stop(), 0);
   EXPECT_LT(std::chrono::steady_clock::now() - before, std::chrono::seconds(6));
@@ -134,10 +134,7 @@ TEST(EndingService, LeavesNoRendererWhereItDoesNotWait) {
   signal_process(daemon.keeper(), SIGSTOP);
   HttpClient waiting = service.connect();
   waiting.send(completion_request(5, false));
-  ASSERT_TRUE(eventually([&] {
-    return service.ask(get("/metrics?view=service")).body.find("state=\"answering\"} 2") !=
-           std::string::npos;
-  }));
+  ASSERT_TRUE(eventually([&] { return answers(service, 2); }));
   EXPECT_EQ(service.stop(), 0);
   EXPECT_EQ(kill(renderers.front(), 0), -1);
   signal_process(daemon.keeper(), SIGCONT);
