@@ -47,7 +47,7 @@ void barrier(Line line);
 /// each of them passed, [lane][word]. The words stay valid until the lane's operation after the
 /// next.
 struct WarpWords {
-  static constexpr int kMaxWords = 4;
+  static constexpr int kMaxWords = 6;
   const std::uint64_t (*of)[kMaxWords];
   std::uint32_t lanes;  ///< lanes that took part
 };

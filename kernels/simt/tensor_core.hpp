@@ -2,7 +2,7 @@
 // The tensor core's instructions with the register fragments of the PTX ISA ("mma.m16n8k16" and
 // "ldmatrix"), so that a kernel that expects an element in the wrong lane fails here, too.
 
-#include <array>
+#include <bit>
 #include <cstdint>
 #include <cstring>
 
@@ -20,15 +20,19 @@ inline void expect_whole_warp(const WarpWords& words, const char* what, Line lin
 template <class ToFloat>
 void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
                   const char* operation, ToFloat to_float, Line line) {
-  const auto pair = [](std::uint32_t low, std::uint32_t high) {
-    return low | std::uint64_t{high} << 32;
-  };
-  const std::uint64_t brought[3] = {pair(a[0], a[1]), pair(a[2], a[3]), pair(b[0], b[1])};
-  const WarpWords words = warp_exchange(~0u, operation, brought, 3, MemoryOrder::none, line);
+  // Each lane brings its elements as floats: converted once, not by each lane that reads them.
+  constexpr int kWords = 6;
+  std::uint64_t brought[kWords];
+  for (int reg = 0; reg < kWords; ++reg) {
+    const std::uint32_t pair = reg < 4 ? a[reg] : b[reg - 4];
+    const float elements[2] = {to_float(static_cast<std::uint16_t>(pair)),
+                               to_float(static_cast<std::uint16_t>(pair >> 16))};
+    std::memcpy(&brought[reg], elements, sizeof elements);
+  }
+  const WarpWords words = warp_exchange(~0u, operation, brought, kWords, MemoryOrder::none, line);
   expect_whole_warp(words, "mma: a lane has exited", line);
-  const auto half = [&](int lane, int reg, int odd) {
-    const std::uint64_t word = words.of[lane][reg / 2] >> (reg % 2 * 32);
-    return to_float(static_cast<std::uint16_t>(word >> (odd * 16)));
+  const auto element = [&](int lane, int reg, int odd) {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(words.of[lane][reg] >> (odd * 32)));
   };
   const int lane = static_cast<int>(self->lane);
   for (int i = 0; i < 4; ++i) {
@@ -37,8 +41,8 @@ void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_
     float sum = 0;
     for (int k = 0; k < 16; ++k) {
       const int k_lane = k % 8 / 2;
-      const float x = half(row % 8 * 4 + k_lane, (row >= 8) + 2 * (k >= 8), k % 2);
-      const float y = half(column * 4 + k_lane, 4 + (k >= 8), k % 2);
+      const float x = element(row % 8 * 4 + k_lane, (row >= 8) + 2 * (k >= 8), k % 2);
+      const float y = element(column * 4 + k_lane, 4 + (k >= 8), k % 2);
       sum += x * y;
     }
     d[i] += sum;

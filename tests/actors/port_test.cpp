@@ -693,16 +693,22 @@ TEST_F(PortTest, ADomainWithMuchThatIsLeftTakesLittleOfTheTime) {
       submit_raw(hostile.client.raw_requests().data(), slot, RequestBody{});
     ring_engine(hostile.engine_bell.get());
   }
-  const auto start = std::chrono::steady_clock::now();
-  const auto computed = thread_cpu_time();
-  const std::function<void()> hear = [&] {
-    board_->hear(other.life);
-    if (std::chrono::steady_clock::now() - start > std::chrono::seconds(1)) return loop_.stop();
-    loop_.after(std::chrono::milliseconds(20), hear);
+  const auto share_during = [&](std::chrono::seconds time) {
+    const auto start = std::chrono::steady_clock::now();
+    const auto computed = thread_cpu_time();
+    const std::function<void()> hear = [&] {
+      board_->hear(other.life);
+      if (std::chrono::steady_clock::now() - start > time) return loop_.stop();
+      loop_.after(std::chrono::milliseconds(20), hear);
+    };
+    hear();
+    loop_.run();
+    return std::chrono::duration<double>(thread_cpu_time() - computed) /
+           (std::chrono::steady_clock::now() - start);
   };
-  hear();
-  loop_.run();
-  EXPECT_GE(std::chrono::steady_clock::now() - start, 6 * (thread_cpu_time() - computed));
+  EXPECT_LE(share_during(std::chrono::seconds(1)), 1. / 6);
+  // All are looked at by now. Two thirds, were it free of charge; too much even on a busy machine.
+  EXPECT_LE(share_during(std::chrono::seconds(2)), 1. / 3);
 }
 
 TEST_F(PortTest, ADeadEnginesRequestsAreTakenInAllChannels) {
