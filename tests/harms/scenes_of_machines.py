@@ -334,5 +334,5 @@ def used_again(build):
     return {"symptom": "**not reached**: 2^28 reallocations of a block and duplicates in the index "
                        "need a process that maps the pool, the last one a PID namespace. Tests: "
                        "`tests/pool/block_view_test.cpp`, `tests/crash/kill_point_test.cpp` "
-                       "(`Race`), `tests/pool/care/index_marks_test.cpp`; for the last one no "
-                       "test was found"}
+                       "(`Race`), `tests/pool/care/index_marks_test.cpp`, "
+                       "`tests/tools/connections_test.cpp` (`APeerWithoutAPid...`)"}

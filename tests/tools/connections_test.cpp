@@ -7,13 +7,17 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
+#include <sched.h>
 #include <sys/stat.h>
 
 #include <functional>
 #include <optional>
 
 #include "ipc/listener.hpp"
+#include "ipc/pidfd.hpp"
+#include "tests/support/child_process.hpp"
 #include "tests/support/lingering_socket.hpp"
+#include "tests/support/namespaces.hpp"
 #include "tests/support/playing_user.hpp"
 #include "tests/support/sanitizers.hpp"
 #include "tests/support/temp_directory.hpp"
@@ -111,6 +115,31 @@ TEST_F(ConnectionsTest, AClientNeedsNoPidfdInItsHelloAndIsGoneWhenItsSocketClose
   client = UniqueFd();
   serve_until([&] { return peers() == 0; });
   EXPECT_THAT(gone_, ElementsAre(kAlice));
+}
+
+/// The keeper, in a PID namespace of its own, sees no number of the peer, which names another
+/// process in its place. Believed, that one would be killed when this peer is fenced.
+TEST_F(ConnectionsTest, APeerWithoutAPidIsNotTheProcessThatItNames) {
+  if (!can_make_namespaces()) GTEST_SKIP() << "NOT RUN: needs root, to make namespaces";
+  listen({}, PeerDescriptors::passed_on);
+  const UniqueFd client = connect_to_daemon(path()).value();
+  if (!pidfd_of_peer(client.get()).value())
+    GTEST_SKIP() << "NOT RUN: needs SO_PEERPIDFD (Linux 6.5); before, the hello is believed";
+  const pid_t sender = getpid();
+  const ChildProcess victim([] { pause(); });
+  const UniqueFd named = pidfd_of(victim.pid()).value();
+  ASSERT_TRUE(send_packet(client.get(), EngineHello{}, {named.get()}).has_value());
+  ChildProcess outside([&] {
+    KV_CHECK(unshare(CLONE_NEWPID) == 0, errno);
+    ChildProcess keeper([&] {
+      serve_until([&] { return !heard_.empty(); });
+      const Peer& peer = tables_.peers.begin()->second;
+      KV_CHECK(peer.pid == 0, peer.pid);
+      KV_CHECK(is_pidfd_of(peer.pidfd, sender));
+    });
+    KV_CHECK(ended_well(keeper.wait()));
+  });
+  EXPECT_TRUE(ended_well(outside.wait()));
 }
 
 /// A timer for each connection, set until its hello is due, would be memory that anybody can take.
