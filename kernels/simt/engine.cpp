@@ -109,7 +109,7 @@ struct Counters {
 } totals;
 thread_local Statistics counted{};
 
-/// Most names are one string; only where two sources pass the same name its letters are compared.
+/// Reads letters only where the same name may come from two sources: at other addresses.
 bool is_same_name(const char* a, const char* b) { return a == b || std::strcmp(a, b) == 0; }
 
 std::string at(Line line) { return std::string(line.file) + ":" + std::to_string(line.number); }

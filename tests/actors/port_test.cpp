@@ -707,7 +707,8 @@ TEST_F(PortTest, ADomainWithMuchThatIsLeftTakesLittleOfTheTime) {
            (std::chrono::steady_clock::now() - start);
   };
   EXPECT_LE(share_during(std::chrono::seconds(1)), 1. / 6);
-  // All are looked at by now. Two thirds, were it free of charge; too much even on a busy machine.
+  // By now each was looked at. Were looks free, they would take two thirds from here on; on a busy
+  // machine still more than one.
   EXPECT_LE(share_during(std::chrono::seconds(2)), 1. / 3);
 }
 

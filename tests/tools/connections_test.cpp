@@ -130,6 +130,7 @@ TEST_F(ConnectionsTest, APeerWithoutAPidIsNotTheProcessThatItNames) {
   const UniqueFd named = pidfd_of(victim.pid()).value();
   ASSERT_TRUE(send_packet(client.get(), EngineHello{}, {named.get()}).has_value());
   ChildProcess outside([&] {
+    // Not in_namespaces(): /proc stays the test's, and tells by its numbers whose a pidfd is.
     KV_CHECK(unshare(CLONE_NEWPID) == 0, errno);
     ChildProcess keeper([&] {
       serve_until([&] { return !heard_.empty(); });
