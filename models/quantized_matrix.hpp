@@ -1,5 +1,14 @@
 #pragma once
-// The quantized matrices of a model's files, and the values that they stand for.
+// The quantized matrices of a model's files. Beside the codes of a matrix X [N, K] there lie, with G
+// groups of columns that share a scale:
+//
+//   fp8             X.weight F8_E4M3 [N, K], X.weight_scale or X.weight_scale_inv
+//   packed          X.weight_packed I32 [N, K / codes of a word], X.weight_scale [N, G], and perhaps
+//                   X.weight_shape, X.weight_zero_point, X.weight_g_idx
+//   int8            X.weight I8 [N, K], X.weight_scale, perhaps X.weight_zero_point
+//   gptq            X.qweight I32 [K / codes of a word, N], X.scales [G, N],
+//                   X.qzeros I32 [G, N / codes of a word], and perhaps X.g_idx [K]
+//   awq             X.qweight I32 [K, N / 8], X.scales [G, N], X.qzeros I32 [G, N / 8]
 
 #include <cstddef>
 #include <string>
@@ -7,25 +16,28 @@
 
 #include "base/expected.hpp"
 #include "models/model_tensors.hpp"
+#include "models/quantization/coded_matrix.hpp"
 #include "models/quantization/quantization.hpp"
 #include "models/safetensors.hpp"
 
 namespace kvhive {
 
-/// Whether the files have this matrix in FP8.
-bool is_in_fp8(const SafetensorsDirectory& files, const ModelTensor& listed,
-               const Quantization& how);
+/// Whether the files have this matrix in codes.
+bool is_quantized(const SafetensorsDirectory& files, const ModelTensor& listed,
+                  const Quantization& how);
 
-/// What the quantized matrices of a model become whose config says `model`.
+/// What the quantized matrices of a model stand for whose config says `model`.
 constexpr Dtype dtype_of_quantized(Dtype model) {
   return model == Dtype::bf16 ? Dtype::bf16 : Dtype::f32;
 }
 
-/// The values [rows, columns] of a matrix in FP8. Its shape and its scales are checked.
-/// \param to  as dtype_of_quantized() says
-[[nodiscard]] Expected<std::vector<std::byte>> read_quantized(const SafetensorsDirectory& files,
-                                                              const ModelTensor& listed,
-                                                              const Quantization& how, Dtype to);
+/// A matrix in codes, which stay in the file. The shapes of its tensors are checked, and its scales.
+[[nodiscard]] Expected<CodedMatrix> read_coded(const SafetensorsDirectory& files,
+                                               const ModelTensor& listed, const Quantization& how);
+
+/// What CodedMatrix::owned_bytes() will be, by the files' headers.
+std::size_t coded_bytes_to_copy(const SafetensorsDirectory& files, const ModelTensor& listed,
+                                const Quantization& how);
 
 /// The scales in one tensor, which must be finite and positive.
 [[nodiscard]] Expected<std::vector<float>> read_scale_values(const SafetensorsDirectory& files,

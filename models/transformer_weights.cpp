@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "models/quantization/coded_rows.hpp"
 #include "models/quantized_matrix.hpp"
 
 namespace kvhive {
@@ -88,7 +89,7 @@ class TensorReader {
 
   std::optional<Matmul> matmul(const ModelTensor& listed) {
     if (listed.packed) return unpacked_matmul(listed);
-    if (is_quantized(listed)) return quantized_matmul(listed);
+    if (is_quantized(listed)) return coded_matmul(listed);
     const auto weights = tensor(listed.weight_name(), listed.weight_shape());
     auto bias = bias_of(listed);
     if (failed_) return std::nullopt;
@@ -97,8 +98,9 @@ class TensorReader {
 
   std::optional<LatentHeads> latent_heads(const ModelTensor& listed) {
     if (is_quantized(listed)) {
-      const auto values = dequantized(listed);
+      const auto weights = coded(listed);
       if (failed_) return std::nullopt;
+      const auto values = values_of(weights, quantized_to());
       return LatentHeads({quantized_to(), listed.rows, listed.columns, values},
                          BytesLive::for_the_call, config_.heads, config_.latent);
     }
@@ -129,20 +131,19 @@ class TensorReader {
   }
 
   bool is_quantized(const ModelTensor& listed) const {
-    return is_in_fp8(files_, listed, config_.quantization);
+    return kvhive::is_quantized(files_, listed, config_.quantization);
   }
   Dtype quantized_to() const { return dtype_of_quantized(config_.dtype); }
 
-  /// The values of a quantized matrix, as quantized_to() says.
-  std::vector<std::byte> dequantized(const ModelTensor& listed) {
+  CodedMatrix coded(const ModelTensor& listed) {
     if (failed_) return {};
-    auto values = read_quantized(files_, listed, config_.quantization, quantized_to());
-    if (!values) {
-      failed_ = std::move(values.error());
+    auto weights = read_coded(files_, listed, config_.quantization);
+    if (!weights) {
+      failed_ = std::move(weights.error());
       return {};
     }
     count();
-    return std::move(*values);
+    return std::move(*weights);
   }
 
   /// Products read rows, so a packed matrix is copied and turned.
@@ -152,12 +153,11 @@ class TensorReader {
     return Matmul({all.dtype, listed.rows, listed.columns, {}}, unpacked(listed, all), {});
   }
 
-  std::optional<Matmul> quantized_matmul(const ModelTensor& listed) {
-    auto values = dequantized(listed);
+  std::optional<Matmul> coded_matmul(const ModelTensor& listed) {
+    auto weights = coded(listed);
     auto bias = bias_of(listed);
     if (failed_) return std::nullopt;
-    return Matmul({quantized_to(), listed.rows, listed.columns, {}}, std::move(values),
-                  std::move(bias));
+    return Matmul(std::move(weights), quantized_to(), std::move(bias));
   }
 
   const SafetensorsDirectory& files_;
@@ -236,9 +236,10 @@ std::size_t TransformerWeights::bytes_to_copy(const SafetensorsDirectory& files,
                                               const ModelConfig& config) {
   const auto bytes_of_one = [&](const ModelTensor& listed) -> std::size_t {
     const std::size_t elements = std::size_t(listed.rows) * std::size_t(listed.columns);
-    if (is_in_fp8(files, listed, config.quantization))
-      return elements * bytes_of(dtype_of_quantized(config.dtype));
     const bool is_kv_b = listed.weight == LayerWeight::kv_b;
+    if (is_quantized(files, listed, config.quantization))
+      return is_kv_b ? elements * bytes_of(dtype_of_quantized(config.dtype))
+                     : coded_bytes_to_copy(files, listed, config.quantization);
     if (!listed.packed && !is_kv_b) return 0;
     const auto found = files.find(listed.weight_name(), listed.weight_shape());
     const std::size_t size = bytes_of(found ? found->dtype : config.dtype);

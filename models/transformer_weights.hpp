@@ -47,9 +47,9 @@ struct LayerWeights {
   }
 };
 
-/// All weights of a model. Matrices refer to the mapped files in `files`; norms and biases (a few
-/// KB) are f32 copies. Quantized matrices are copies, too: of their values, in the model's dtype
-/// (f32, if that is f16), and so are packed experts and half of kv_b_proj (latent_heads.hpp).
+/// All weights of a model. Matrices refer to the mapped files in `files`, those in codes, too; norms
+/// and biases (a few KB), and scales of codes are f32 copies. Packed experts and half of kv_b_proj
+/// (latent_heads.hpp) are copies.
 struct TransformerWeights {
   SafetensorsDirectory files;
   TensorView embedding;  ///< [vocab, hidden]
@@ -62,7 +62,7 @@ struct TransformerWeights {
                                                          const LoadProgress& progress);
 
   /// Bytes of matrices that are this process's own instead of pages of the files, which all engines
-  /// share: values of FP8, packed experts, half of kv_b_proj.
+  /// share: packed experts, half of kv_b_proj, scales of codes.
   std::size_t private_bytes() const;
 
   /// What private_bytes() will be once the model is loaded. Nothing is read but the files' headers;

@@ -8,6 +8,7 @@
 #include "kernels/element.hpp"
 #include "models/gpu/gpu_support.hpp"
 #include "models/gpu/uploader.hpp"
+#include "models/quantization/coded_rows.hpp"
 #include "models/quantized_matrix.hpp"
 #include "models/rope.hpp"
 
@@ -197,17 +198,17 @@ struct ComputedTensors {
   }
 };
 
-/// A tensor's elements: in the files, or in `values` if the files have it in FP8.
+/// A tensor's elements: in the files, or in `values` if the files have it in codes.
 Expected<TensorView> elements_of(const GpuWeights::Tensor& tensor, const ModelTensor& listed,
                                  const ModelConfig& config, const SafetensorsDirectory& files,
                                  std::vector<std::byte>& values) {
   if (listed.use == ModelTensor::Use::embedding || tensor.name != listed.weight_name() ||
-      !is_in_fp8(files, listed, config.quantization))
+      !is_quantized(files, listed, config.quantization))
     return files.find(tensor.name, tensor.shape);
   const Dtype dtype = dtype_of_quantized(config.dtype);
-  auto read = read_quantized(files, listed, config.quantization, dtype);
-  if (!read) return forward_error(read);
-  values = std::move(*read);
+  const auto coded = read_coded(files, listed, config.quantization);
+  if (!coded) return forward_error(coded);
+  values = values_of(*coded, dtype);
   return TensorView{dtype, values};
 }
 

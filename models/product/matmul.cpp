@@ -7,6 +7,7 @@
 
 #include "base/check.hpp"
 #include "base/line_allocator.hpp"
+#include "models/product/coded_product.hpp"
 #include "models/product/product_choice.hpp"
 
 namespace kvhive {
@@ -34,9 +35,19 @@ Matmul::Matmul(MatmulWeights weights, std::vector<std::byte> owned, std::vector<
 
 Matmul::Matmul(const MatmulWeights& weights, std::vector<float> bias)
     : weights_(weights), bias_(std::move(bias)) {
-  KV_CHECK(weights.N > 0 && weights.K > 0, weights.N, weights.K);
   KV_CHECK(weights.bytes.size() == std::size_t(weights.N) * weights.K * bytes_of(weights.dtype));
-  KV_CHECK(bias_.empty() || bias_.size() == std::size_t(weights.N), bias_.size(), weights.N);
+  check();
+}
+
+Matmul::Matmul(CodedMatrix weights, Dtype values, std::vector<float> bias)
+    : weights_{values, weights.N, weights.K, {}}, coded_(std::move(weights)), bias_(std::move(bias)) {
+  KV_CHECK(coded_->bytes.size() == coded_->code_bytes(), coded_->bytes.size());
+  check();
+}
+
+void Matmul::check() const {
+  KV_CHECK(weights_.N > 0 && weights_.K > 0, weights_.N, weights_.K);
+  KV_CHECK(bias_.empty() || bias_.size() == std::size_t(weights_.N), bias_.size(), weights_.N);
 }
 
 std::int32_t Matmul::checked_rows(std::span<const float> x, std::span<float> y) const {
@@ -52,19 +63,28 @@ void Matmul::apply(std::span<const float> x, std::span<float> y) const {
   const ProductKernel& kernel = product_kernel(weights_.dtype);
   const std::int64_t multiplications = (shape.rows + kernel.reading_rows) * shape.N * shape.K;
   const int most_threads = multiplications < kernel.serial_work ? 1 : omp_get_max_threads();
-  const ProductBlocking blocking = kernel.blocking(shape, most_threads);
+  ProductBlocking blocking = kernel.blocking(shape, most_threads);
+  CodedCut cut;
+  if (coded_) {
+    cut = coded_cut(*coded_, weights_.dtype, shape.rows, blocking, most_threads);
+    blocking.columns = cut.columns;
+  }
   const std::int32_t row_parts = parts(shape.rows, blocking.rows);
   const std::int32_t column_parts = parts(shape.N, blocking.columns);
   const std::int32_t panels = parts(shape.rows, blocking.packed_rows);
   const int threads = row_parts * column_parts == 1 ? 1 : most_threads;
   const std::int64_t row_bytes = shape.K * static_cast<std::int64_t>(bytes_of(weights_.dtype));
+  ProductBlocking at_once = blocking;
+  if (coded_) at_once.columns = cut.piece;
 
   thread_local LineVector<std::byte> packed_rows;
   std::byte* const packed = at_least(packed_rows, kernel.packed_bytes(shape));
 #pragma omp parallel num_threads(threads)
   {
-    thread_local LineVector<std::byte> scratch_lines;
-    std::byte* const scratch = at_least(scratch_lines, kernel.scratch_bytes(shape, blocking));
+    thread_local LineVector<std::byte> scratch_lines, coded_lines;
+    std::byte* const scratch = at_least(scratch_lines, kernel.scratch_bytes(shape, at_once));
+    std::byte* const decoded =
+        coded_ ? at_least(coded_lines, coded_scratch_bytes(*coded_, weights_.dtype, cut)) : nullptr;
 #pragma omp for schedule(static)
     for (std::int32_t panel = 0; panel < panels; ++panel)
       kernel.pack({x.data(), shape, panel * blocking.packed_rows, packed});
@@ -73,15 +93,19 @@ void Matmul::apply(std::span<const float> x, std::span<float> y) const {
     for (std::int32_t task = 0; task < row_parts * column_parts; ++task) {
       const std::int32_t row = task / column_parts * blocking.rows;
       const std::int32_t column = task % column_parts * blocking.columns;
-      kernel.multiply({.packed = packed,
-                       .w = weights_.bytes.data() + column * row_bytes,
-                       .y = y.data() + std::int64_t{row} * shape.N + column,
-                       .bias = bias_.empty() ? nullptr : &bias_[std::size_t(column)],
-                       .shape = shape,
-                       .first_row = row,
-                       .rows = std::min(blocking.rows, shape.rows - row),
-                       .columns = std::min(blocking.columns, shape.N - column),
-                       .scratch = scratch});
+      const ProductArgs args{.packed = packed,
+                             .w = coded_ ? nullptr : weights_.bytes.data() + column * row_bytes,
+                             .y = y.data() + std::int64_t{row} * shape.N + column,
+                             .bias = bias_.empty() ? nullptr : &bias_[std::size_t(column)],
+                             .shape = shape,
+                             .first_row = row,
+                             .rows = std::min(blocking.rows, shape.rows - row),
+                             .columns = std::min(blocking.columns, shape.N - column),
+                             .scratch = scratch};
+      if (coded_)
+        multiply_coded(*coded_, weights_.dtype, kernel, args, column, cut, decoded);
+      else
+        kernel.multiply(args);
     }
   }
 }

@@ -8,13 +8,17 @@
 //
 // The weights stay in the mapped file, in its row-major layout, shared by all processes, and are
 // converted in registers; packed beforehand they would be a private copy of the model in every
-// process. A caller may hand over bytes that it made itself (quantized weights).
+// process. Quantized weights stay in the file, too (coded_product.hpp). A caller may hand over bytes
+// that it made itself.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "config/dtype.hpp"
+#include "models/product/product_kernel.hpp"
+#include "models/quantization/coded_matrix.hpp"
 
 namespace kvhive {
 
@@ -36,6 +40,10 @@ class Matmul {
   /// The same with bytes of this object's own.
   /// \param weights  its `bytes` are set to `owned`
   Matmul(MatmulWeights weights, std::vector<std::byte> owned, std::vector<float> bias);
+  /// Weights in codes: every bit of a product is that of the same product with their values.
+  /// \param weights  its `bytes` must outlive this object
+  /// \param values   bf16 or f32: what they stand for
+  Matmul(CodedMatrix weights, Dtype values, std::vector<float> bias);
   Matmul(Matmul&&) = default;
   Matmul& operator=(Matmul&&) = default;
 
@@ -44,13 +52,17 @@ class Matmul {
   /// \threads  any number at once
   void apply(std::span<const float> x, std::span<float> y) const;
 
-  /// Bytes of weights that are this object's own: those handed over.
-  std::size_t owned_bytes() const { return owned_.size(); }
+  /// Bytes of weights that are this object's own: those handed over, and scales.
+  std::size_t owned_bytes() const {
+    return owned_.size() + (coded_ ? coded_->owned_bytes() : std::size_t{0});
+  }
 
  private:
+  void check() const;
   std::int32_t checked_rows(std::span<const float> x, std::span<float> y) const;
 
-  MatmulWeights weights_;
+  MatmulWeights weights_;             ///< without bytes, if there are codes
+  std::optional<CodedMatrix> coded_;
   std::vector<std::byte> owned_;  ///< what `weights_` refers to, if it is not the caller's
   std::vector<float> bias_;
 };

@@ -1,5 +1,6 @@
 #include "models/quantization/quantization.hpp"
 
+#include <algorithm>
 #include <string>
 
 namespace kvhive {
@@ -37,12 +38,59 @@ void read_fp8(const JsonFields& fields, FieldReader& reader, Quantization& how) 
   if (fields.has("weight_block_size")) read_block(fields, reader, "weight_block_size", how);
 }
 
-/// What one group of a compressed-tensors config says of weights.
-void read_group(const JsonFields& weights, FieldReader& reader, Quantization& how) {
+/// How many columns share a scale: -1, all.
+void read_group_size(const JsonFields& fields, FieldReader& reader, Quantization& how) {
+  std::int32_t size = 0;
+  reader.take(size, fields.integer("group_size", -1, kMostOfABlock));
+  if (reader.ok() && size == 0)
+    reader.fail(fields.wrong("group_size", "-1, or columns that share a scale"));
+  how.group = std::max(size, 0);
+}
+
+void read_bits(const JsonFields& fields, FieldReader& reader, const char* name, bool has_eight,
+               Quantization& how) {
+  reader.take(how.bits, fields.integer(name, 1, 64));
+  if (reader.ok() && how.bits != 4 && !(has_eight && how.bits == 8))
+    reader.fail(fields.wrong(name, has_eight ? "4 or 8" : "4", Errc::unsupported));
+}
+
+/// A field that must be without content, if it is there.
+void expect_empty(const JsonFields& fields, FieldReader& reader, const char* name) {
+  if (fields.has(name) && !fields.json().at(name).empty())
+    reader.fail(fields.wrong(name, "none", Errc::unsupported));
+}
+
+void read_gptq(const JsonFields& fields, FieldReader& reader, Quantization& how) {
+  read_bits(fields, reader, "bits", true, how);
+  read_group_size(fields, reader, how);
+  reader.take(how.is_reordered, fields.boolean_or("desc_act", false));
+  expect_empty(fields, reader, "dynamic");
+  expect(fields, reader, "pack_dtype", "int32");
+  expect(fields, reader, "is_marlin_format", false);
+  std::string format;
+  reader.take(format, fields.text_or("checkpoint_format", "gptq"));
+  if (reader.ok() && format != "gptq" && format != "gptq_v2")
+    reader.fail(fields.wrong("checkpoint_format", "gptq or gptq_v2", Errc::unsupported));
+  how.has_zeros = true;
+  how.lacks_one = format == "gptq";
+}
+
+void read_awq(const JsonFields& fields, FieldReader& reader, Quantization& how) {
+  read_bits(fields, reader, "bits", false, how);
+  read_group_size(fields, reader, how);
+  std::string version;
+  reader.take(version, fields.text_or("version", "gemm"));
+  if (reader.ok() && version != "gemm" && version != "GEMM")
+    reader.fail(fields.wrong("version", "gemm", Errc::unsupported));
+  how.has_zeros = true;
+}
+
+/// What one group of a compressed-tensors config says of weights in FP8.
+void read_floats(const JsonFields& weights, FieldReader& reader, Quantization& how) {
+  how.kind = Quantization::Kind::fp8;
   expect(weights, reader, "num_bits", 8);
   expect(weights, reader, "type", "float");
   expect(weights, reader, "symmetric", true);
-  expect(weights, reader, "dynamic", false);
   expect(weights, reader, "actorder", false);
   std::string strategy;
   reader.take(strategy, weights.text_or("strategy", "tensor"));
@@ -52,11 +100,42 @@ void read_group(const JsonFields& weights, FieldReader& reader, Quantization& ho
     reader.fail(weights.wrong("strategy", "tensor, channel or block", Errc::unsupported));
 }
 
+/// The same of integers.
+void read_integers(const JsonFields& weights, FieldReader& reader, Quantization& how) {
+  const bool is_packed = how.kind == Quantization::Kind::packed;
+  read_bits(weights, reader, "num_bits", true, how);
+  if (!is_packed) expect(weights, reader, "num_bits", 8);
+  if (weights.has("type")) expect(weights, reader, "type", "int");
+  bool is_symmetric = true;
+  reader.take(is_symmetric, weights.boolean_or("symmetric", true));
+  how.has_zeros = !is_symmetric;
+  const auto& order = weights.has("actorder") ? weights.json().at("actorder") : nlohmann::json();
+  how.is_reordered = order == "group" || order == "dynamic";
+  if (!order.is_null() && order != false && order != "weight" && order != "static" &&
+      !how.is_reordered)
+    reader.fail(weights.wrong("actorder", "none, weight or group", Errc::unsupported));
+  std::string strategy;
+  reader.take(strategy, weights.text_or("strategy", "tensor"));
+  if (!reader.ok()) return;
+  if (strategy == "group") return read_group_size(weights, reader, how);
+  if (strategy != "tensor" && strategy != "channel")
+    reader.fail(weights.wrong("strategy", "tensor, channel or group", Errc::unsupported));
+}
+
 void read_compressed(const JsonFields& fields, FieldReader& reader, Quantization& how) {
-  expect(fields, reader, "format", "float-quantized");
-  for (const char* const name : {"sparsity_config", "transform_config"})
-    if (fields.has(name) && !fields.json().at(name).empty())
-      reader.fail(fields.wrong(name, "none", Errc::unsupported));
+  using Kind = Quantization::Kind;
+  std::string format;
+  reader.take(format, fields.text_or("format", "float-quantized"));
+  if (!reader.ok()) return;
+  const Kind kind = format == "float-quantized"  ? Kind::fp8
+                    : format == "pack-quantized" ? Kind::packed
+                    : format == "int-quantized"  ? Kind::int8
+                                                 : Kind::none;
+  if (kind == Kind::none)
+    return reader.fail(fields.wrong(
+        "format", "float-quantized, int-quantized or pack-quantized", Errc::unsupported));
+  expect_empty(fields, reader, "sparsity_config");
+  expect_empty(fields, reader, "transform_config");
   const auto groups = fields.object("config_groups");
   if (!groups) return reader.fail(forward_error(groups));
   bool is_first = true;
@@ -65,12 +144,14 @@ void read_compressed(const JsonFields& fields, FieldReader& reader, Quantization
     if (!group) return reader.fail(forward_error(group));
     const auto weights = group->object("weights");
     if (!weights) return reader.fail(forward_error(weights));
-    Quantization of_group{.kind = Quantization::Kind::fp8};
-    read_group(*weights, reader, of_group);
-    const bool is_alike =
-        of_group.block_rows == how.block_rows && of_group.block_columns == how.block_columns;
-    if (reader.ok() && !is_first && !is_alike)
-      reader.fail(groups->wrong(name, "blocks as the groups before it", Errc::unsupported));
+    expect(*weights, reader, "dynamic", false);
+    Quantization of_group{.kind = kind};
+    if (kind == Kind::fp8)
+      read_floats(*weights, reader, of_group);
+    else
+      read_integers(*weights, reader, of_group);
+    if (reader.ok() && !is_first && of_group != how)
+      reader.fail(groups->wrong(name, "weights as the groups before it", Errc::unsupported));
     how = of_group;
     is_first = false;
   }
@@ -79,6 +160,7 @@ void read_compressed(const JsonFields& fields, FieldReader& reader, Quantization
 }  // namespace
 
 Expected<Quantization> read_quantization(const JsonFields& fields) {
+  using Kind = Quantization::Kind;
   constexpr const char* kField = "quantization_config";
   Quantization how;
   if (!fields.has(kField)) return how;
@@ -88,16 +170,23 @@ Expected<Quantization> read_quantization(const JsonFields& fields) {
   std::string method;
   reader.take(method, config->text("quant_method"));
   if (!reader.ok()) return reader.error();
-  how.kind = Quantization::Kind::fp8;
-  if (method == "fp8")
+  if (method == "fp8") {
+    how.kind = Kind::fp8;
     read_fp8(*config, reader, how);
-  else if (method == "compressed-tensors")
+  } else if (method == "gptq") {
+    how.kind = Kind::gptq;
+    read_gptq(*config, reader, how);
+  } else if (method == "awq") {
+    how.kind = Kind::awq;
+    read_awq(*config, reader, how);
+  } else if (method == "compressed-tensors") {
     read_compressed(*config, reader, how);
-  else
+  } else {
     return fields.wrong(kField,
-                        "quant_method fp8 or compressed-tensors, or weights in float32, bfloat16 "
-                        "or float16",
+                        "quant_method fp8, gptq, awq or compressed-tensors, or weights in float32, "
+                        "bfloat16 or float16",
                         Errc::unsupported);
+  }
   if (!reader.ok()) return reader.error();
   return how;
 }

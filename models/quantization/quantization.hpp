@@ -1,9 +1,10 @@
 #pragma once
 // How a checkpoint's matrices are quantized, as "quantization_config" of its config.json says.
 //
-// Two forms are known, both of weights in FP8 E4M3 with scales beside them: "fp8" (as DeepSeek,
-// Qwen and AutoFP8 publish it) and "compressed-tensors" with the format "float-quantized" (as
-// llm-compressor writes it). Everything else is refused by name.
+// Known are weights in FP8 E4M3 with scales: "fp8" (as DeepSeek, Qwen and AutoFP8 publish it) and
+// "compressed-tensors" with the format "float-quantized" (as llm-compressor writes it); and weights
+// in integers of four or eight bits: "gptq", "awq" and "compressed-tensors" with the formats
+// "pack-quantized" and "int-quantized". Everything else is refused by name.
 
 #include <cstdint>
 
@@ -12,16 +13,22 @@
 
 namespace kvhive {
 
-/// A matrix in FP8 has its scales beside it: "X.weight_scale_inv" or "X.weight_scale" for
-/// "X.weight". Both are what a code is multiplied by. Which matrices are quantized, the files say
-/// by their dtypes. Scales for quantizing activations (input_scale) are not used: activations are
-/// not quantized here.
+/// Which matrices are quantized, the files say by their names and dtypes; see quantized_matrix.hpp
+/// for what lies beside a matrix. Activations are not quantized here, whatever scales for them
+/// there are.
 struct Quantization {
-  enum class Kind : std::uint8_t { none, fp8 };
+  enum class Kind : std::uint8_t { none, fp8, packed, int8, gptq, awq };
   Kind kind = Kind::none;
-  std::int32_t block_rows = 0;  ///< rows and columns that share a scale; 0: a scale is for the
-                                ///< whole matrix or for a row, as the number of scales says
+  std::int32_t block_rows = 0;  ///< rows and columns that share a scale; 0: see `group`
   std::int32_t block_columns = 0;
+  std::int32_t bits = 8;
+  std::int32_t group = 0;   ///< columns of a row that share a scale; 0: a scale is for a row or, as
+                            ///< the number of scales says, for the whole matrix
+  bool has_zeros = false;   ///< what is subtracted from codes is in the files
+  bool lacks_one = false;   ///< such zeros are stored less 1, as GPTQ does it
+  bool is_reordered = false;  ///< a tensor g_idx says to which group each column belongs
+
+  bool operator==(const Quantization&) const = default;
 };
 
 /// Reads "quantization_config" of a config.json, if there is one.

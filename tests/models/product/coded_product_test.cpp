@@ -1,0 +1,82 @@
+// Products with weights in codes: in every arithmetic, those with the values that the codes stand for.
+
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include <cstring>
+#include <random>
+
+#include "models/product/matmul.hpp"
+#include "models/quantization/coded_rows.hpp"
+#include "tests/emulated/arithmetic.hpp"
+#include "tests/models/quantization/random_codes.hpp"
+
+namespace kvhive {
+namespace {
+
+using testing_support::all_arithmetics, testing_support::Arithmetic, testing_support::ComputedBy;
+using testing_support::every_form, testing_support::Form, testing_support::RandomCodes;
+using testing_support::name_of, testing_support::runs_here;
+
+std::vector<float> random_floats(std::size_t count, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(count);
+  for (auto& value : values) value = normal(random);
+  return values;
+}
+
+class CodedProduct : public testing::TestWithParam<Form> {
+ protected:
+  /// With each number of rows, the bits of both products.
+  void expect_equal(std::int32_t N, std::int32_t K, Dtype values,
+                    std::initializer_list<std::size_t> rows, const std::string& what) {
+    const RandomCodes codes(GetParam(), N, K);
+    const auto bias = random_floats(N, 2);
+    const Matmul coded(codes.matrix, values, bias);
+    const Matmul plain({values, N, K, {}}, values_of(codes.matrix, values), bias);
+    for (const std::size_t count : rows) {
+      const auto x = random_floats(count * K, 3);
+      std::vector<float> got(count * N), want(count * N);
+      coded.apply(x, got);
+      plain.apply(x, want);
+      ASSERT_EQ(std::memcmp(got.data(), want.data(), got.size() * sizeof(float)), 0)
+          << what << ": " << count << " rows, " << N << " x " << K;
+    }
+  }
+};
+
+TEST_P(CodedProduct, HasTheBitsOfItsValuesInEveryArithmetic) {
+  for (const Arithmetic& arithmetic : all_arithmetics()) {
+    if (!runs_here(arithmetic)) continue;
+    const ComputedBy computed_by(arithmetic);
+    for (const auto& [N, K] : GetParam().sizes())
+      for (const Dtype values : {Dtype::bf16, Dtype::f32})
+        expect_equal(N, K, values, {1, 3, 17, 70}, name_of(arithmetic));
+  }
+}
+
+/// Several tasks and threads, pieces of a task, and more than one block of columns.
+TEST_P(CodedProduct, HasTheBitsOfItsValuesWhereItIsCut) {
+  const int before = omp_get_max_threads();
+  for (const int threads : {1, 3}) {
+    omp_set_num_threads(threads);
+    for (const Dtype values : {Dtype::bf16, Dtype::f32}) {
+      expect_equal(600, 2560, values, {1, 4, 40}, std::to_string(threads) + " threads");
+      expect_equal(40, 16384, values, {2, 20}, std::to_string(threads) + " threads");
+    }
+  }
+  omp_set_num_threads(before);
+}
+
+INSTANTIATE_TEST_SUITE_P(Forms, CodedProduct, testing::ValuesIn(every_form()),
+                         [](const auto& test) { return test.param.name; });
+
+TEST(CodedProductOf, OwnsItsScalesAndNotItsCodes) {
+  const RandomCodes codes({"", CodeKind::uint4, CodeOrder::gptq, 32, true}, 16, 64);
+  const Matmul matmul(codes.matrix, Dtype::bf16, {});
+  EXPECT_EQ(matmul.owned_bytes(), 16u * 2 * (4 + 1));
+}
+
+}  // namespace
+}  // namespace kvhive
