@@ -1,8 +1,10 @@
 #pragma once
-// Products with weights in codes (quantization/coded_matrix.hpp): a task's weights become values
-// in its thread's cache, some columns at a time, and the kernel in use multiplies with these.
+// Products with weights in codes (quantization/coded_matrix.hpp). Codes are read from memory once,
+// and shared by all processes as the file's other bytes are. For few rows they become values in
+// registers, where the arithmetic in use is that of floats (coded_float_product.hpp). Else a task's
+// weights become values in its thread's cache, some columns at a time, and the kernel in use
+// multiplies with these.
 //
-// So codes are read from memory once, and shared by all processes as the file's other bytes are.
 // (The columns of a product are the rows of its matrix.)
 
 #include <cstddef>
@@ -13,26 +15,33 @@
 
 namespace kvhive {
 
-/// Has no influence on bits.
-struct CodedCut {
-  std::int32_t columns = 0;  ///< of a task: their codes are put in order together
-  std::int32_t piece = 0;    ///< columns whose values are in the cache together
+struct CodedWeights {
+  /// \param values_dtype  bf16 or f32
+  CodedWeights(CodedMatrix codes, Dtype values_dtype);
+
+  CodedMatrix matrix;
+  Dtype values;
+  bool fits_registers;  ///< takes_coded_float_rows()
 };
 
-/// \param blocking  the kernel's own, with as many threads
-CodedCut coded_cut(const CodedMatrix& weights, Dtype values, std::int32_t rows,
-                   const ProductBlocking& blocking, int threads);
+/// How a product is computed; has no influence on bits.
+struct CodedWay {
+  const ProductKernel* kernel = nullptr;
+  bool is_in_registers = false;
+  std::int32_t piece = 0;  ///< columns whose values are in the cache together
 
-/// Bytes of a thread's scratch for codes and values.
-std::size_t coded_scratch_bytes(const CodedMatrix& weights, Dtype values, const CodedCut& cut);
-
-/// Computes a task.
-///
-/// \param task          `w` is not used
-/// \param first_column  of the task
-/// \param scratch       coded_scratch_bytes(), at a cache line
-void multiply_coded(const CodedMatrix& weights, Dtype values, const ProductKernel& kernel,
-                    const ProductArgs& task, std::int32_t first_column, const CodedCut& cut,
-                    std::byte* scratch);
+  static CodedWay of(const CodedWeights& weights, std::int32_t rows);
+  /// The kernel's blocking, with columns for tasks whose codes are put in order together.
+  ProductBlocking cut(const CodedWeights& weights, const ProductShape& shape, int threads);
+  /// Bytes of a thread's scratch for codes and values.
+  std::size_t scratch_bytes(const CodedWeights& weights, const ProductBlocking& blocking) const;
+  /// Computes a task.
+  ///
+  /// \param task          `w` is not used
+  /// \param first_column  of the task
+  /// \param scratch       scratch_bytes(), at a cache line
+  void multiply(const CodedWeights& weights, const ProductArgs& task, std::int32_t first_column,
+                std::byte* scratch) const;
+};
 
 }  // namespace kvhive

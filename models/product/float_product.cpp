@@ -28,31 +28,7 @@
 #define HWY_TARGET_INCLUDE "models/product/float_product.cpp"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "kernels/cpu/instructions/fold-inl.hpp"
-
-#ifndef KVHIVE_FLOAT_PRODUCT_ONCE
-#define KVHIVE_FLOAT_PRODUCT_ONCE
-namespace kvhive {
-namespace float_product_sizes {
-
-constexpr std::int32_t kBlockDepth = 2048;  ///< elements of K that are added up at a time
-constexpr std::int32_t kPieceDepth = 512;   ///< of these, for which many rows stay in L1
-constexpr std::int32_t kPadding = 32;       ///< a packed row is filled up with zeros to this
-constexpr std::int32_t kReadOnceRows = 16;  ///< more are many
-constexpr std::int32_t kMostRows = 8;       ///< of a tile
-constexpr std::int32_t kManyColumns = 3;    ///< of a tile with many rows
-/// Rows that are multiplied together begin an eighth of a page apart, in pages of 4 KiB.
-constexpr std::int32_t kPage = 1024, kApart = 128;    // floats
-constexpr std::int32_t kLine = kBlockDepth + kApart;  // of a column's floats
-
-inline std::int64_t padded(std::int32_t K) { return (K + kPadding - 1) / kPadding * kPadding; }
-inline std::int64_t packed_row(std::int32_t K) {
-  return (padded(K) + kPage - kApart - 1) / kPage * kPage + kApart;
-}
-
-}  // namespace float_product_sizes
-}  // namespace kvhive
-#endif
+#include "models/product/float_sums-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvhive {
@@ -61,16 +37,6 @@ namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 using namespace float_product_sizes;
 
-#if HWY_TARGET == HWY_SCALAR
-using Floats = hn::Simd<float, 1, 0>;
-#else
-using Floats = hn::ScalableTag<float>;
-#endif
-using Sum = hn::Vec<Floats>;
-
-constexpr std::int32_t kLanes = hn::MaxLanes(Floats());
-constexpr std::int32_t kStep = 2 * kLanes;
-static_assert(kPadding % kStep == 0);
 /// Sums of so many rows by so many columns fill half or three quarters of the registers. Few rows
 /// take columns from several places of memory at once.
 constexpr std::int32_t kFewRows = HWY_TARGET <= HWY_AVX3 ? 4 : 3, kFewColumns = 4;
@@ -83,11 +49,6 @@ constexpr std::int32_t kManyRows = HWY_TARGET <= HWY_AVX3 ? 8 : 4;
 static_assert(kManyRows <= kMostRows);
 
 std::int32_t smaller(std::int32_t a, std::int32_t b) { return a < b ? a : b; }
-
-/// kStep weights.
-struct Pair {
-  Sum first, second;
-};
 
 struct OfBf16 {
   static constexpr std::int32_t kBytes = 2;
@@ -125,10 +86,21 @@ struct OfF32 {
   static constexpr std::int32_t kBytes = 4;
   static constexpr bool kTakesTurns = false;
   static HWY_INLINE Pair load(const std::byte* from) {
+    return {load_one(from), load_one(from + sizeof(float) * kLanes)};
+  }
+
+ private:
+  static HWY_INLINE Sum load_one(const std::byte* from) {
     const Floats d;
-    alignas(64) float values[kStep];
-    __builtin_memcpy(values, from, sizeof values);
-    return {hn::Load(d, values), hn::Load(d, values + kLanes)};
+#if HWY_TARGET == HWY_SCALAR
+    float value;
+    __builtin_memcpy(&value, from, sizeof value);
+    return hn::Set(d, value);
+#else
+    // Not by way of an array: GCC writes that by halves, and reading it back waits for them.
+    const hn::Repartition<std::uint8_t, Floats> d8;
+    return hn::BitCast(d, hn::LoadU(d8, reinterpret_cast<const std::uint8_t*>(from)));
+#endif
   }
 };
 
@@ -197,40 +169,21 @@ template <int kRows>
 HWY_INLINE void rows_of(const ProductArgs& args, std::int32_t first_row, std::int32_t k,
                         const float* (&rows)[kRows]) {
 #pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r)
-    rows[r] = reinterpret_cast<const float*>(args.packed) +
-              (args.first_row + first_row + r) * packed_row(args.shape.K) + k;
+  for (int r = 0; r < kRows; ++r) rows[r] = packed_x(args, first_row + r) + k;
 }
-
-#if HWY_TARGET == HWY_SCALAR
-float folded(Sum v) { return hn::GetLane(v); }
-#else
-/// The sum of all lanes, in the order of dot_product.cpp: within each four, then over the fours.
-HWY_INLINE float folded(Sum v) {
-  v = hn::Add(v, hn::Shuffle1032(v));
-  v = hn::Add(v, hn::Shuffle2301(v));
-  return hn::GetLane(fold_to_four(Floats(), v));
-}
-#endif
 
 /// Folds the sums of a block and adds them to y.
 template <int kRows, int kColumns>
 HWY_INLINE void finish_block(const ProductArgs& args, const Place<kColumns>& at,
                              const Sum (&sums)[kRows][kColumns]) {
-  const bool is_last = at.k + at.depth == args.shape.K;
 #pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r) {
-    float* const y = args.y + std::int64_t{at.first_row + r} * args.shape.N;
+  for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 4
     for (int j = 0; j < kColumns; ++j) {
-      const std::int32_t n = at.column[j];
-      float sum = folded(sums[r][j]);
-      if (n >= args.columns) continue;
-      if (at.k + at.depth > kBlockDepth) sum += y[n];
-      if (is_last && args.bias != nullptr) sum += args.bias[n];
-      y[n] = sum;
+      const float sum = folded(sums[r][j]);
+      if (at.column[j] < args.columns)
+        finish_sum(args, at.first_row + r, at.column[j], at.k + at.depth, sum);
     }
-  }
 }
 
 // -- few rows -------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@
 
 #include "base/check.hpp"
 #include "base/line_allocator.hpp"
-#include "models/product/coded_product.hpp"
 #include "models/product/product_choice.hpp"
 
 namespace kvhive {
@@ -40,8 +39,10 @@ Matmul::Matmul(const MatmulWeights& weights, std::vector<float> bias)
 }
 
 Matmul::Matmul(CodedMatrix weights, Dtype values, std::vector<float> bias)
-    : weights_{values, weights.N, weights.K, {}}, coded_(std::move(weights)), bias_(std::move(bias)) {
-  KV_CHECK(coded_->bytes.size() == coded_->code_bytes(), coded_->bytes.size());
+    : weights_{values, weights.N, weights.K, {}},
+      coded_(std::in_place, std::move(weights), values),
+      bias_(std::move(bias)) {
+  KV_CHECK(coded_->matrix.bytes.size() == coded_->matrix.code_bytes(), weights_.N, weights_.K);
   check();
 }
 
@@ -60,31 +61,29 @@ std::int32_t Matmul::checked_rows(std::span<const float> x, std::span<float> y) 
 void Matmul::apply(std::span<const float> x, std::span<float> y) const {
   const ProductShape shape{checked_rows(x, y), weights_.N, weights_.K};
   if (shape.rows == 0) return;
-  const ProductKernel& kernel = product_kernel(weights_.dtype);
+  CodedWay coded_way;
+  if (coded_) coded_way = CodedWay::of(*coded_, shape.rows);
+  const ProductKernel& kernel = coded_ ? *coded_way.kernel : product_kernel(weights_.dtype);
   const std::int64_t multiplications = (shape.rows + kernel.reading_rows) * shape.N * shape.K;
   const int most_threads = multiplications < kernel.serial_work ? 1 : omp_get_max_threads();
-  ProductBlocking blocking = kernel.blocking(shape, most_threads);
-  CodedCut cut;
-  if (coded_) {
-    cut = coded_cut(*coded_, weights_.dtype, shape.rows, blocking, most_threads);
-    blocking.columns = cut.columns;
-  }
+  const ProductBlocking blocking = coded_ ? coded_way.cut(*coded_, shape, most_threads)
+                                          : kernel.blocking(shape, most_threads);
   const std::int32_t row_parts = parts(shape.rows, blocking.rows);
   const std::int32_t column_parts = parts(shape.N, blocking.columns);
   const std::int32_t panels = parts(shape.rows, blocking.packed_rows);
   const int threads = row_parts * column_parts == 1 ? 1 : most_threads;
   const std::int64_t row_bytes = shape.K * static_cast<std::int64_t>(bytes_of(weights_.dtype));
-  ProductBlocking at_once = blocking;
-  if (coded_) at_once.columns = cut.piece;
+  ProductBlocking of_kernel = blocking;
+  if (coded_) of_kernel.columns = coded_way.piece;
 
   thread_local LineVector<std::byte> packed_rows;
   std::byte* const packed = at_least(packed_rows, kernel.packed_bytes(shape));
 #pragma omp parallel num_threads(threads)
   {
     thread_local LineVector<std::byte> scratch_lines, coded_lines;
-    std::byte* const scratch = at_least(scratch_lines, kernel.scratch_bytes(shape, at_once));
+    std::byte* const scratch = at_least(scratch_lines, kernel.scratch_bytes(shape, of_kernel));
     std::byte* const decoded =
-        coded_ ? at_least(coded_lines, coded_scratch_bytes(*coded_, weights_.dtype, cut)) : nullptr;
+        coded_ ? at_least(coded_lines, coded_way.scratch_bytes(*coded_, blocking)) : nullptr;
 #pragma omp for schedule(static)
     for (std::int32_t panel = 0; panel < panels; ++panel)
       kernel.pack({x.data(), shape, panel * blocking.packed_rows, packed});
@@ -103,7 +102,7 @@ void Matmul::apply(std::span<const float> x, std::span<float> y) const {
                              .columns = std::min(blocking.columns, shape.N - column),
                              .scratch = scratch};
       if (coded_)
-        multiply_coded(*coded_, weights_.dtype, kernel, args, column, cut, decoded);
+        coded_way.multiply(*coded_, args, column, decoded);
       else
         kernel.multiply(args);
     }

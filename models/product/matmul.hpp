@@ -17,8 +17,7 @@
 #include <vector>
 
 #include "config/dtype.hpp"
-#include "models/product/product_kernel.hpp"
-#include "models/quantization/coded_matrix.hpp"
+#include "models/product/coded_product.hpp"
 
 namespace kvhive {
 
@@ -54,15 +53,15 @@ class Matmul {
 
   /// Bytes of weights that are this object's own: those handed over, and scales.
   std::size_t owned_bytes() const {
-    return owned_.size() + (coded_ ? coded_->owned_bytes() : std::size_t{0});
+    return owned_.size() + (coded_ ? coded_->matrix.owned_bytes() : std::size_t{0});
   }
 
  private:
   void check() const;
   std::int32_t checked_rows(std::span<const float> x, std::span<float> y) const;
 
-  MatmulWeights weights_;             ///< without bytes, if there are codes
-  std::optional<CodedMatrix> coded_;
+  MatmulWeights weights_;  ///< without bytes, if there are codes
+  std::optional<CodedWeights> coded_;
   std::vector<std::byte> owned_;  ///< what `weights_` refers to, if it is not the caller's
   std::vector<float> bias_;
 };

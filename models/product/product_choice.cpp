@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.hpp"
+#include "kernels/cpu/instructions/cpu_features.hpp"
 #include "kernels/cpu/instructions/cpu_kernels.hpp"
 #include "kernels/cpu/instructions/dot_way.hpp"
 #include "models/product/dot_product.hpp"
@@ -110,6 +111,15 @@ const ProductKernel& product_kernel(Dtype dtype) {
     case CpuKernels::avx512_bf16:
       return dot_way().way == DotWay::instruction ? dot_product() : float_product(dtype);
     default: return float_product(dtype);
+  }
+}
+
+bool has_bits_of_floats(Dtype dtype) {
+  if (dtype != Dtype::bf16) return true;
+  switch (cpu_kernels()) {
+    case CpuKernels::amx: return false;
+    case CpuKernels::avx512_bf16: return cpu_features().avx512;  // emulated, vectors are narrower
+    default: return true;
   }
 }
 

@@ -11,4 +11,7 @@ namespace kvhive {
 /// \param dtype  of the weights: bf16, f16 or f32
 const ProductKernel& product_kernel(Dtype dtype);
 
+/// Whether float_product() has the bits of that kernel.
+bool has_bits_of_floats(Dtype dtype);
+
 }  // namespace kvhive

@@ -23,6 +23,16 @@ enum class CodeKind : std::uint8_t { e4m3, int8, uint8, uint4 };
 /// Bits of a code.
 constexpr std::int32_t bits_of(CodeKind kind) { return kind == CodeKind::uint4 ? 4 : 8; }
 
+/// Whether codes with this scale stand for no value but 0 that is a denormal or infinite, rounded or
+/// not.
+constexpr bool is_plain(CodeKind kind, float scale) {
+  // What scales are multiplied by: at least, but for 0, and less than.
+  const float least = kind == CodeKind::e4m3 ? 0x1p-9f : 1.0f, most = 0x1p9f;
+  const float size = scale < 0 ? -scale : scale;
+  if (size == 0) return kind != CodeKind::e4m3;
+  return size >= 0x1p-126f / least && size < 0x1p127f / most;
+}
+
 /// How codes lie in memory. Words have 32 bits, little-endian; a word's first code is in its lowest
 /// bits.
 enum class CodeOrder : std::uint8_t {
@@ -51,7 +61,7 @@ struct CodedMatrix {
   CodeOrder order = CodeOrder::rows;
   std::int32_t N = 0;
   std::int32_t K = 0;
-  std::span<const std::byte> bytes;  ///< of the file; at any address
+  std::span<const std::byte> bytes{};  ///< of the file; at any address
   ScaleGrid grid;
   /// What is subtracted from a code; int8 counts from -128 as 0. Of e4m3: 0.
   std::uint8_t zero = 0;

@@ -18,6 +18,7 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/element-inl.hpp"
+#include "models/quantization/code_tables-inl.hpp"
 
 #ifndef KVHIVE_CODED_ROWS_ONCE
 #define KVHIVE_CODED_ROWS_ONCE
@@ -74,7 +75,7 @@ std::uint32_t word(const std::byte* words, std::size_t index) {
 #if HWY_TARGET == HWY_SCALAR
 constexpr std::int32_t kTurned = 0;  ///< rows and columns that are put in order by vectors
 void order_gptq_lines(const WordArgs&, std::int32_t, std::int32_t) {}
-void order_awq_tile(const WordArgs&, std::int32_t, std::int32_t) {}
+void order_awq_tiles(const WordArgs&, std::int32_t, std::int32_t) {}
 
 float number_of(const RowArgs& row, std::int32_t k) {
   const auto code = std::to_integer<std::uint8_t>(row.codes[k]);
@@ -104,13 +105,10 @@ constexpr std::int32_t kTurned = 1;
 using Floats = hn::CappedTag<float, 8>;
 constexpr std::int32_t kLanes = hn::MaxLanes(Floats());
 
-/// As bf16_of_float() rounds, in the upper halves. A NaN of e4m3 has zeros below and stays one.
-template <class V>
-HWY_INLINE hn::Vec<hn::RebindToUnsigned<Floats>> rounded(V value) {
-  const hn::RebindToUnsigned<Floats> d32;
-  const auto bits = hn::BitCast(d32, value);
-  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(d32, 1));
-  return hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(d32, 0x7fff))));
+/// bf16 values in the lower halves.
+HWY_INLINE hn::Vec<hn::RebindToSigned<Floats>> narrow(hn::Vec<Floats> value) {
+  return hn::BitCast(hn::RebindToSigned<Floats>(),
+                     hn::ShiftRight<16>(nearest_bf16(Floats(), value)));
 }
 
 // load() returns a code's number times 1 / kUnit, less kOffset.
@@ -141,10 +139,8 @@ HWY_INLINE void decode_step(const std::byte* codes, std::int32_t k, const Scaled
   const auto second = scaled(Load::load(d, codes + kLanes), k + kLanes);
   if constexpr (kIsBf16) {
     const hn::Repartition<std::uint16_t, Floats> d16;
-    const hn::RebindToSigned<Floats> di32;
     const hn::Rebind<std::uint16_t, Floats> half;
-    const auto low = hn::DemoteTo(half, hn::BitCast(di32, rounded(first)));
-    const auto high = hn::DemoteTo(half, hn::BitCast(di32, rounded(second)));
+    const auto low = hn::DemoteTo(half, narrow(first)), high = hn::DemoteTo(half, narrow(second));
     hn::StoreU(hn::Combine(d16, high, low), d16, reinterpret_cast<std::uint16_t*>(values));
   } else {
     hn::StoreU(first, d, reinterpret_cast<float*>(values));
@@ -167,19 +163,23 @@ HWY_INLINE void decode_columns(const RowArgs& row, std::int32_t begin, std::int3
   __builtin_memcpy(row.values + k * kSize, values, static_cast<std::size_t>((end - k) * kSize));
 }
 
+/// A scale over columns begin .. end - 1.
+template <class Load, bool kIsBf16>
+void decode_run(const RowArgs& row, std::int32_t begin, std::int32_t end, std::int32_t group) {
+  const Floats d;
+  const float zero = row.zeros == nullptr ? row.zero : row.zeros[group];
+  const auto less = hn::Set(d, zero - Load::kOffset);
+  const auto scale = hn::Set(d, row.scales[group] * Load::kUnit);
+  decode_columns<Load, kIsBf16>(row, begin, end, [&](auto number, std::int32_t) HWY_ATTR {
+    return hn::Mul(hn::Sub(number, less), scale);
+  });
+}
+
 template <class Load, bool kIsBf16>
 void decode_bytes(const RowArgs& row) {
-  const Floats d;
   std::int32_t group = 0;
-  for (std::int32_t begin = 0; begin < row.K; begin += row.run, ++group) {
-    const std::int32_t end = row.K - begin < row.run ? row.K : begin + row.run;
-    const float zero = row.zeros == nullptr ? row.zero : row.zeros[group];
-    const auto less = hn::Set(d, zero - Load::kOffset);
-    const auto scale = hn::Set(d, row.scales[group] * Load::kUnit);
-    decode_columns<Load, kIsBf16>(row, begin, end, [&](auto number, std::int32_t) {
-      return hn::Mul(hn::Sub(number, less), scale);
-    });
-  }
+  for (std::int32_t begin = 0; begin < row.K; begin += row.run, ++group)
+    decode_run<Load, kIsBf16>(row, begin, row.K - begin < row.run ? row.K : begin + row.run, group);
 }
 
 /// Each column has a scale of its own. \pre K is a multiple of kGroupedColumns
@@ -188,34 +188,16 @@ void decode_grouped(const RowArgs& row) {
   static_assert(kGroupedColumns % (2 * kLanes) == 0);
   const Floats d;
   const hn::RebindToSigned<Floats> di32;
-  decode_columns<LoadUint8, kIsBf16>(row, 0, row.K, [&](auto number, std::int32_t k) {
+  decode_columns<LoadUint8, kIsBf16>(row, 0, row.K, [&](auto number, std::int32_t k) HWY_ATTR {
     const auto group = hn::LoadU(di32, row.groups + k);
     return hn::Mul(hn::Sub(number, hn::GatherIndex(d, row.group_zeros, group)),
                    hn::GatherIndex(d, row.scales, group));
   });
 }
 
-/// The values of all codes of four bits, by their lower and their upper bytes.
-struct Table {
-  alignas(16) std::uint8_t low[16];
-  alignas(16) std::uint8_t high[16];
-};
-
-HWY_INLINE void make_table(float zero, float scale, Table& table) {
-  const Floats d;
-  const hn::Rebind<std::uint8_t, Floats> d8;
-#pragma GCC unroll 4
-  for (std::int32_t code = 0; code < 16; code += kLanes) {
-    const auto number = hn::Iota(d, static_cast<float>(code));
-    const auto bits = rounded(hn::Mul(hn::Sub(number, hn::Set(d, zero)), hn::Set(d, scale)));
-    hn::Store(hn::TruncateTo(d8, bits), d8, table.low + code);
-    hn::Store(hn::TruncateTo(d8, hn::ShiftRight<8>(bits)), d8, table.high + code);
-  }
-}
-
 /// Four vectors of 16-bit values from one of codes.
-template <class D8>
-HWY_INLINE void look_up(D8 d8, const std::byte* codes, const Table& table, std::uint16_t* values) {
+template <class D8, class V>
+HWY_INLINE void look_up(D8 d8, const std::byte* codes, V low, V high, std::uint16_t* values) {
   const hn::Repartition<std::uint32_t, D8> d32;
   const hn::Repartition<std::uint16_t, D8> d16;
   constexpr std::int32_t kValues = hn::MaxLanes(d16);
@@ -229,8 +211,7 @@ HWY_INLINE void look_up(D8 d8, const std::byte* codes, const Table& table, std::
   const auto mask = hn::Set(d8, 0x0f);
   const auto even = hn::And(both, mask);
   const auto odd = hn::And(hn::BitCast(d8, hn::ShiftRight<4>(hn::BitCast(d16, both))), mask);
-  const auto low = hn::LoadDup128(d8, table.low), high = hn::LoadDup128(d8, table.high);
-  const auto put = [&](auto index, std::uint16_t* to) {
+  const auto put = [&](auto index, std::uint16_t* to) HWY_ATTR {
     const auto l = hn::TableLookupBytes(low, index), h = hn::TableLookupBytes(high, index);
     hn::StoreU(hn::BitCast(d16, hn::InterleaveLower(d8, l, h)), d16, to);
     hn::StoreU(hn::BitCast(d16, hn::InterleaveUpper(d8, l, h)), d16, to + kValues);
@@ -241,22 +222,66 @@ HWY_INLINE void look_up(D8 d8, const std::byte* codes, const Table& table, std::
 
 /// Of four bits, to bf16. \pre runs begin at whole bytes
 void look_up_row(const RowArgs& row) {
+  const hn::Repartition<std::uint8_t, Floats> wide;
+  const hn::FixedTag<std::uint8_t, 16> block;
+  constexpr std::int32_t kWide = 2 * hn::MaxLanes(wide);
   auto* const values = reinterpret_cast<std::uint16_t*>(row.values);
-  Table table;
   std::int32_t group = 0;
   for (std::int32_t begin = 0; begin < row.K; begin += row.run, ++group) {
     const std::int32_t end = row.K - begin < row.run ? row.K : begin + row.run;
-    make_table(row.zeros == nullptr ? row.zero : row.zeros[group], row.scales[group], table);
+    const float zero = row.zeros == nullptr ? row.zero : row.zeros[group];
+    const auto tables = CodeTables<Floats>::of<true>(kFourBits, zero, row.scales[group]);
+    const auto low = tables.part[2], high = tables.part[3];
+    const auto low_block = first_block(low), high_block = first_block(high);
     std::int32_t k = begin;
-    const hn::CappedTag<std::uint8_t, 32> wide;
-    const hn::FixedTag<std::uint8_t, 16> narrow;
-    constexpr std::int32_t kWide = 2 * hn::MaxLanes(wide);
-    for (; k + kWide <= end; k += kWide) look_up(wide, row.codes + k / 2, table, values + k);
-    for (; k + 32 <= end; k += 32) look_up(narrow, row.codes + k / 2, table, values + k);
+    for (; k + kWide <= end; k += kWide) look_up(wide, row.codes + k / 2, low, high, values + k);
+    for (; k + 32 <= end; k += 32) look_up(block, row.codes + k / 2, low_block, high_block, values + k);
+    if (k == end) continue;
+    alignas(16) std::uint8_t low_bytes[16], high_bytes[16];
+    hn::Store(low_block, block, low_bytes);
+    hn::Store(high_block, block, high_bytes);
     for (; k < end; ++k) {
       const auto code = std::to_integer<std::uint32_t>(row.codes[k / 2]) >> (k % 2 * 4) & 15;
-      values[k] = static_cast<std::uint16_t>(table.low[code] | table.high[code] << 8);
+      values[k] = static_cast<std::uint16_t>(low_bytes[code] | high_bytes[code] << 8);
     }
+  }
+}
+
+/// Of e4m3, to bf16.
+void look_up_e4m3_row(const RowArgs& row) {
+  const hn::Repartition<std::uint8_t, Floats> d8;
+  const hn::Repartition<std::uint16_t, Floats> d16;
+  constexpr std::int32_t kCodes = hn::MaxLanes(d8), kValues = kCodes / 2;
+  auto* const values = reinterpret_cast<std::uint16_t*>(row.values);
+  std::int32_t group = 0;
+  for (std::int32_t begin = 0; begin < row.K; begin += row.run, ++group) {
+    const std::int32_t end = row.K - begin < row.run ? row.K : begin + row.run;
+    if (!is_plain(CodeKind::e4m3, row.scales[group])) {
+      decode_run<LoadE4m3, true>(row, begin, end, group);
+      continue;
+    }
+    const auto tables = CodeTables<Floats>::of<true>(kE4m3, 0, row.scales[group]);
+    const auto step = [&](const std::byte* codes, std::uint16_t* to) HWY_ATTR {
+      auto code = hn::LoadU(d8, reinterpret_cast<const std::uint8_t*>(codes));
+      if constexpr (kLanes == 8) {
+        const hn::Repartition<std::uint64_t, Floats> d64;
+        alignas(32) static constexpr std::int64_t kTurns[4] = {0, 2, 1, 3};
+        code = hn::BitCast(d8, hn::TableLookupLanes(hn::BitCast(d64, code),
+                                                    hn::SetTableIndices(d64, kTurns)));
+      }
+      hn::Vec<decltype(d16)> lower, upper;
+      bf16_of_e4m3(d8, code, tables.part[2], tables.part[3], lower, upper);
+      hn::StoreU(lower, d16, to);
+      hn::StoreU(upper, d16, to + kValues);
+    };
+    std::int32_t k = begin;
+    for (; k + kCodes <= end; k += kCodes) step(row.codes + k, values + k);
+    if (k == end) continue;
+    std::byte codes[kCodes] = {};
+    std::uint16_t rest[kCodes];
+    __builtin_memcpy(codes, row.codes + k, static_cast<std::size_t>(end - k));
+    step(codes, rest);
+    __builtin_memcpy(values + k, rest, static_cast<std::size_t>(end - k) * sizeof rest[0]);
   }
 }
 
@@ -294,23 +319,40 @@ void decode_to(const RowArgs& row) {
 }
 
 void decode_row(const RowArgs& row) {
-  const bool has_tables =
-      row.kind == CodeKind::uint4 && row.is_bf16 && row.groups == nullptr && row.run % 2 == 0;
-  if (has_tables) return look_up_row(row);
+  if (row.is_bf16 && row.groups == nullptr) {
+    if (row.kind == CodeKind::uint4 && row.run % 2 == 0) return look_up_row(row);
+    if (row.kind == CodeKind::e4m3) return look_up_e4m3_row(row);
+  }
   if (row.is_bf16)
     decode_to<true>(row);
   else
     decode_to<false>(row);
 }
 
-using Words = hn::FixedTag<std::uint32_t, 4>;
-using FourWords = hn::Vec<Words>;
+using Words = hn::RebindToUnsigned<Floats>;
+using WordVector = hn::Vec<Words>;
+using Bytes = hn::Repartition<std::uint8_t, Floats>;
+using ByteVector = hn::Vec<Bytes>;
+constexpr std::int32_t kLineBytes = 64;
 
-/// Four vectors of four words: lines become columns.
-HWY_INLINE void turn(FourWords (&v)[4]) {
+HWY_INLINE ByteVector load(const std::byte* from) {
+  return hn::LoadU(Bytes(), reinterpret_cast<const std::uint8_t*>(from));
+}
+
+/// Stores a vector's blocks so many bytes from each other.
+template <class V>
+HWY_INLINE void store_blocks(V bytes, std::byte* to, std::size_t apart) {
+  const hn::FixedTag<std::uint8_t, 16> block;
+  hn::StoreU(first_block(bytes), block, reinterpret_cast<std::uint8_t*>(to));
+  if constexpr (sizeof(V) == 32)
+    hn::StoreU(hn::UpperHalf(block, bytes), block, reinterpret_cast<std::uint8_t*>(to + apart));
+}
+
+/// In each block, four vectors of four words: lines become columns.
+HWY_INLINE void turn(WordVector (&v)[4]) {
   const Words d;
-  const hn::FixedTag<std::uint64_t, 2> d64;
-  const auto of = [&](FourWords pair) { return hn::BitCast(d64, pair); };
+  const hn::Repartition<std::uint64_t, Words> d64;
+  const auto of = [&](WordVector pair) HWY_ATTR { return hn::BitCast(d64, pair); };
   const auto a = of(hn::InterleaveLower(d, v[0], v[1])), b = of(hn::InterleaveLower(d, v[2], v[3]));
   const auto c = of(hn::InterleaveUpper(d, v[0], v[1])), e = of(hn::InterleaveUpper(d, v[2], v[3]));
   v[0] = hn::BitCast(d, hn::InterleaveLower(d64, a, b));
@@ -319,69 +361,92 @@ HWY_INLINE void turn(FourWords (&v)[4]) {
   v[3] = hn::BitCast(d, hn::InterleaveUpper(d64, c, e));
 }
 
-HWY_INLINE FourWords load_words(const std::byte* from) {
-  return hn::LoadU(Words(), reinterpret_cast<const std::uint32_t*>(from));
-}
-HWY_INLINE void store_words(FourWords words, std::byte* to) {
-  hn::StoreU(words, Words(), reinterpret_cast<std::uint32_t*>(to));
+/// A line's worth of words of 16 lines, 16 rows, becomes a line's worth of each row. The lines are
+/// copied first: where they lie, most have the same place in L1.
+void turn_gptq(const std::byte* from, std::size_t pitch, std::byte* to, std::size_t to_pitch) {
+  alignas(64) std::byte lines[16][kLineBytes];
+  for (std::size_t line = 0; line < 16; ++line) {
+    __builtin_prefetch(from + (line + 16) * pitch);
+    for (std::int32_t at = 0; at < kLineBytes; at += 4 * kLanes)
+      hn::Store(load(from + line * pitch + at), Bytes(),
+                reinterpret_cast<std::uint8_t*>(lines[line] + at));
+  }
+  for (std::int32_t row = 0; row < 16; row += kLanes)
+    for (std::int32_t line = 0; line < 16; line += 4) {
+      WordVector v[4];
+      for (std::int32_t i = 0; i < 4; ++i)
+        v[i] = hn::BitCast(Words(), load(lines[line + i] + row * 4));
+      turn(v);
+      for (std::int32_t i = 0; i < 4; ++i)
+        store_blocks(hn::BitCast(Bytes(), v[i]), to + (row + i) * to_pitch + line * 4,
+                     4 * to_pitch);
+    }
 }
 
-/// Whole cache lines of both, a line's worth at a time.
 void order_gptq_lines(const WordArgs& args, std::int32_t rows, std::int32_t lines) {
-  constexpr std::int32_t kLine = 16;  // words of a cache line
-  for (std::int32_t line = 0; line < lines; line += kLine)
-    for (std::int32_t row = 0; row < rows; row += 4)
-      for (std::int32_t w = line; w < lines && w < line + kLine; w += 4) {
-        const std::byte* const from = args.words + (w * args.pitch + row) * 4;
-        FourWords v[4];
-        for (std::size_t i = 0; i < 4; ++i) v[i] = load_words(from + i * args.pitch * 4);
-        turn(v);
-        for (std::size_t i = 0; i < 4; ++i)
-          store_words(v[i], args.to + (row + i) * args.to_pitch + std::int64_t{w} * 4);
-      }
+  for (std::int32_t line = 0; line < lines; line += 16)
+    for (std::int32_t row = 0; row < rows; row += 16)
+      turn_gptq(args.words + (line * args.pitch + row) * 4, args.pitch * 4,
+                args.to + row * args.to_pitch + line * 4, args.to_pitch);
 }
 
-/// Swaps the bits of `a` that are kShift above those of the mask with those of `b` under it.
-template <int kShift>
-HWY_INLINE void swap_bits(FourWords& a, FourWords& b, std::uint32_t mask) {
-  const auto differ = hn::And(hn::Xor(hn::ShiftRight<kShift>(a), b), hn::Set(Words(), mask));
-  b = hn::Xor(b, differ);
-  a = hn::Xor(a, hn::ShiftLeft<kShift>(differ));
-}
-
-/// Words of eight lines, each with four bits of eight rows, become words with eight columns of one
-/// row each.
-HWY_INLINE void turn_nibbles(FourWords (&v)[8]) {
-  for (int i = 0; i < 4; ++i) swap_bits<16>(v[i], v[i + 4], 0xffff);
-  for (int i = 0; i < 8; ++i)
-    if (i % 4 < 2) swap_bits<8>(v[i], v[i + 2], 0x00ff00ff);
-  for (int i = 0; i < 8; i += 2) swap_bits<4>(v[i], v[i + 1], 0x0f0f0f0f);
-}
-
-/// Columns k .. k + 31 of 32 rows, which have four words in each line.
-void order_awq_tile(const WordArgs& args, std::int32_t row, std::int32_t k) {
-  FourWords turned[8][4];  // [place in a word][8 columns]
+/// In each block, sixteen vectors of sixteen bytes: lines become columns.
+HWY_INLINE void turn(ByteVector (&v)[16]) {
 #pragma GCC unroll 4
-  for (std::int32_t eight = 0; eight < 4; ++eight) {
-    FourWords v[8];
-    for (std::int32_t i = 0; i < 8; ++i)
-      v[i] = load_words(args.words + ((k + eight * 8 + i) * args.pitch + row / 8) * 4);
-    turn_nibbles(v);
-    for (int place = 0; place < 8; ++place) turned[place][eight] = v[place];
-  }
-  for (int place = 0; place < 8; ++place) {
-    turn(turned[place]);
-    for (std::int32_t i = 0; i < 4; ++i)
-      store_words(turned[place][i],
-                  args.to + (row + 8 * i + kAwqRows[place]) * args.to_pitch + k / 2);
+  for (int round = 0; round < 4; ++round) {
+    ByteVector next[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) {
+      next[2 * i] = hn::InterleaveLower(Bytes(), v[i], v[i + 8]);
+      next[2 * i + 1] = hn::InterleaveUpper(Bytes(), v[i], v[i + 8]);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; ++i) v[i] = next[i];
   }
 }
 
+/// 32 columns of 128 rows, which have a cache line's worth of words in each line of the file. A word's
+/// bytes have two rows each; of two lines, they become bytes of two columns of a row.
+void turn_awq(const std::byte* from, std::size_t pitch, std::byte* to, std::size_t to_pitch) {
+  const hn::Repartition<std::uint16_t, Bytes> d16;
+  const auto lower = hn::Set(Bytes(), 0x0f), upper = hn::Set(Bytes(), 0xf0);
+  constexpr int kVectors = kLineBytes / (4 * kLanes);
+  ByteVector pairs[2][kVectors][16];  // [place in a byte][part of the line][two columns]
+  for (std::size_t i = 0; i < 16; ++i) {
+    __builtin_prefetch(from + (2 * i + 32) * pitch);
+    __builtin_prefetch(from + (2 * i + 33) * pitch);
+    for (int part = 0; part < kVectors; ++part) {
+      const ByteVector a = load(from + 2 * i * pitch + part * 4 * kLanes);
+      const ByteVector b = load(from + (2 * i + 1) * pitch + part * 4 * kLanes);
+      const auto moved_a = hn::BitCast(Bytes(), hn::ShiftRight<4>(hn::BitCast(d16, a)));
+      const auto moved_b = hn::BitCast(Bytes(), hn::ShiftLeft<4>(hn::BitCast(d16, b)));
+      pairs[0][part][i] = hn::Or(hn::And(a, lower), hn::And(moved_b, upper));
+      pairs[1][part][i] = hn::Or(hn::And(moved_a, lower), hn::And(b, upper));
+    }
+  }
+  for (std::int32_t odd = 0; odd < 2; ++odd)
+    for (int part = 0; part < kVectors; ++part) {
+      auto& v = pairs[odd][part];
+      turn(v);
+      for (std::int32_t byte = 0; byte < 16; ++byte) {
+        const std::int32_t word = part * kLanes + byte / 4;
+        store_blocks(v[byte], to + (8 * word + kAwqRows[byte % 4 * 2 + odd]) * to_pitch,
+                     8 * 4 * to_pitch);
+      }
+    }
+}
+
+void order_awq_tiles(const WordArgs& args, std::int32_t rows, std::int32_t columns) {
+  for (std::int32_t k = 0; k < columns; k += 32)
+    for (std::int32_t row = 0; row < rows; row += 128)
+      turn_awq(args.words + (k * args.pitch + row / 8) * 4, args.pitch * 4,
+               args.to + row * args.to_pitch + k / 2, args.to_pitch);
+}
 #endif
 
 void order_gptq(const WordArgs& args) {
-  const std::int32_t rows = kTurned * (args.rows / 4 * 4);
-  const std::int32_t lines = kTurned * (args.row_words / 4 * 4);
+  const std::int32_t rows = kTurned * (args.rows / 16 * 16);
+  const std::int32_t lines = kTurned * (args.row_words / 16 * 16);
   order_gptq_lines(args, rows, lines);
   for (std::int32_t row = 0; row < args.rows; ++row)
     for (std::int32_t w = row < rows ? lines : 0; w < args.row_words; ++w) {
@@ -391,10 +456,9 @@ void order_gptq(const WordArgs& args) {
 }
 
 void order_awq(const WordArgs& args) {
-  const std::int32_t rows = kTurned * (args.rows / 32 * 32);
+  const std::int32_t rows = kTurned * (args.rows / 128 * 128);
   const std::int32_t columns = kTurned * (args.K / 32 * 32);
-  for (std::int32_t k = 0; k < columns; k += 32)
-    for (std::int32_t row = 0; row < rows; row += 32) order_awq_tile(args, row, k);
+  order_awq_tiles(args, rows, columns);
   for (std::int32_t row = 0; row < args.rows; row += 8)
     for (std::int32_t k = row < rows ? columns : 0; k < args.K; ++k) {
       const std::uint32_t eight = word(args.words, k * args.pitch + row / 8);
