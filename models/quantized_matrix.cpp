@@ -25,16 +25,17 @@ Names names_of(const SafetensorsDirectory& files, const ModelTensor& listed,
   const auto& name = listed.name;
   switch (how.kind) {
     case Kind::gptq:
-    case Kind::awq:
-      return {name + ".qweight", name + ".scales", name + ".qzeros", name + ".g_idx"};
+    case Kind::awq: return {name + ".qweight", name + ".scales", name + ".qzeros", name + ".g_idx"};
     case Kind::packed:
       return {name + ".weight_packed", name + ".weight_scale", name + ".weight_zero_point",
               name + ".weight_g_idx"};
     default: break;
   }
   const bool is_inverse = files.entry(name + ".weight_scale_inv") != nullptr;
-  return {listed.weight_name(), name + (is_inverse ? ".weight_scale_inv" : ".weight_scale"),
-          name + ".weight_zero_point", {}};
+  return {listed.weight_name(),
+          name + (is_inverse ? ".weight_scale_inv" : ".weight_scale"),
+          name + ".weight_zero_point",
+          {}};
 }
 
 /// What the files must have as codes.
@@ -94,10 +95,10 @@ class CodedReader {
     const bool are_rows_cut = lies_by_columns() && listed_.rows % in_word != 0;
     const bool are_columns_cut = how_.kind == Kind::gptq && listed_.columns % in_word != 0;
     if (are_rows_cut || are_columns_cut)
-      return failure(Errc::unsupported,
-                     files_.where(names_.codes) + ": a matrix of " + std::to_string(listed_.rows) +
-                         " x " + std::to_string(listed_.columns) +
-                         ", expected multiples of " + std::to_string(in_word));
+      return failure(Errc::unsupported, files_.where(names_.codes) + ": a matrix of " +
+                                            std::to_string(listed_.rows) + " x " +
+                                            std::to_string(listed_.columns) +
+                                            ", expected multiples of " + std::to_string(in_word));
     if (how_.is_reordered && listed_.columns % 32 != 0)
       return failure(Errc::unsupported, files_.where(names_.groups) + ": " +
                                             std::to_string(listed_.columns) +
@@ -178,8 +179,8 @@ class CodedReader {
     const auto entry = find(names_.zeros);
     if (!entry) return forward_error(entry);
     if (!lies_by_columns() && (*entry)->dtype == "I8") return read_bytes_of_zeros();
-    const Shape shape = lies_by_columns() ? Shape{G, parts(N, in_word)}
-                                          : Shape{parts(N, in_word), G};
+    const Shape shape =
+        lies_by_columns() ? Shape{G, parts(N, in_word)} : Shape{parts(N, in_word), G};
     const auto found = find(names_.zeros, "I32", shape);
     if (!found) return forward_error(found);
     matrix_.zeros.resize(N * G);
@@ -194,10 +195,10 @@ class CodedReader {
 
   /// The zero of the row that is the word's so many-th.
   std::uint8_t zero_of(std::uint32_t word, std::int64_t row) const {
-    const std::int32_t place = how_.kind == Kind::awq
-                                   ? static_cast<std::int32_t>(std::ranges::find(kAwqRows, row) -
-                                                               std::begin(kAwqRows))
-                                   : static_cast<std::int32_t>(row);
+    const std::int32_t place =
+        how_.kind == Kind::awq
+            ? static_cast<std::int32_t>(std::ranges::find(kAwqRows, row) - std::begin(kAwqRows))
+            : static_cast<std::int32_t>(row);
     const std::uint32_t stored = word >> (place * how_.bits);
     return static_cast<std::uint8_t>((stored + (how_.lacks_one ? 1 : 0)) & ((1u << how_.bits) - 1));
   }
@@ -246,8 +247,10 @@ class CodedReader {
 bool is_quantized(const SafetensorsDirectory& files, const ModelTensor& listed,
                   const Quantization& how) {
   if (how.kind == Kind::none || listed.is_vector() || listed.packed) return false;
-  const TensorEntry* const entry = files.entry(names_of(files, listed, how).codes);
-  return entry != nullptr && entry->dtype == form_of(listed, how).dtype;
+  const std::string codes = names_of(files, listed, how).codes;
+  const TensorEntry* const entry = files.entry(codes);
+  if (entry == nullptr) return false;
+  return codes != listed.weight_name() || entry->dtype == form_of(listed, how).dtype;
 }
 
 Expected<CodedMatrix> read_coded(const SafetensorsDirectory& files, const ModelTensor& listed,

@@ -1,9 +1,10 @@
 #pragma once
-// The quantized matrices of a model's files. Beside the codes of a matrix X [N, K] there lie, with G
-// groups of columns that share a scale:
+// The quantized matrices of a model's files. Beside the codes of a matrix X [N, K] there lie, with
+// G groups of columns that share a scale:
 //
 //   fp8             X.weight F8_E4M3 [N, K], X.weight_scale or X.weight_scale_inv
-//   packed          X.weight_packed I32 [N, K / codes of a word], X.weight_scale [N, G], and perhaps
+//   packed          X.weight_packed I32 [N, K / codes of a word], X.weight_scale [N, G], and
+//   perhaps
 //                   X.weight_shape, X.weight_zero_point, X.weight_g_idx
 //   int8            X.weight I8 [N, K], X.weight_scale, perhaps X.weight_zero_point
 //   gptq            X.qweight I32 [K / codes of a word, N], X.scales [G, N],
@@ -31,7 +32,8 @@ constexpr Dtype dtype_of_quantized(Dtype model) {
   return model == Dtype::bf16 ? Dtype::bf16 : Dtype::f32;
 }
 
-/// A matrix in codes, which stay in the file. The shapes of its tensors are checked, and its scales.
+/// A matrix in codes, which stay in the file. The shapes of its tensors are checked, and its
+/// scales.
 [[nodiscard]] Expected<CodedMatrix> read_coded(const SafetensorsDirectory& files,
                                                const ModelTensor& listed, const Quantization& how);
 

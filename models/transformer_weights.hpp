@@ -47,9 +47,9 @@ struct LayerWeights {
   }
 };
 
-/// All weights of a model. Matrices refer to the mapped files in `files`, those in codes, too; norms
-/// and biases (a few KB), and scales of codes are f32 copies. Packed experts and half of kv_b_proj
-/// (latent_heads.hpp) are copies.
+/// All weights of a model. Matrices refer to the mapped files in `files`, those in codes, too;
+/// norms and biases (a few KB), and scales of codes are f32 copies. Packed experts and half of
+/// kv_b_proj (latent_heads.hpp) are copies.
 struct TransformerWeights {
   SafetensorsDirectory files;
   TensorView embedding;  ///< [vocab, hidden]

@@ -62,8 +62,8 @@ using Bits = hn::Vec<Numbers>;
 
 /// bf16 values as floats.
 HWY_INLINE Sum rounded(Sum value) {
-  return hn::BitCast(Floats(), hn::And(nearest_bf16(Floats(), value),
-                                       hn::Set(Numbers(), 0xffff0000u)));
+  return hn::BitCast(Floats(),
+                     hn::And(nearest_bf16(Floats(), value), hn::Set(Numbers(), 0xffff0000u)));
 }
 
 template <bool kIsBf16>
@@ -89,8 +89,8 @@ HWY_INLINE Bits load_pairs(const std::byte* from) {
   return hn::PromoteTo(Numbers(), hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(from)));
 }
 
-// A form of codes has a Scale for a run of columns, which is computed beforehand and kept() in a line
-// of memory, and load(), which makes kUnit values, a pair of vectors for each kStep: for bf16
+// A form of codes has a Scale for a run of columns, which is computed beforehand and kept() in a
+// line of memory, and load(), which makes kUnit values, a pair of vectors for each kStep: for bf16
 // (kIsBf16) those at odd places first, as the rows of x are packed.
 
 /// What is kept for a column's run.
@@ -162,8 +162,8 @@ struct OfFourBits {
     Scale scale;
 #pragma GCC unroll 4
     for (int part = kIsBf16 ? 2 : 0; part < 4; ++part)
-      scale.part[part] = hn::LoadDup128(
-          Bytes(), reinterpret_cast<const std::uint8_t*>(kept.floats) + 16 * part);
+      scale.part[part] =
+          hn::LoadDup128(Bytes(), reinterpret_cast<const std::uint8_t*>(kept.floats) + 16 * part);
     return scale;
   }
 
@@ -204,9 +204,9 @@ struct OfFourBits {
       const hn::Repartition<std::uint32_t, Bytes> d32;
       const hn::Repartition<std::uint64_t, Bytes> d64;
       // Of 16 bytes, both blocks get all, and take what they need to their front.
-      const ByteVector both =
-          kIsHalf ? hn::LoadDup128(d8, reinterpret_cast<const std::uint8_t*>(from))
-                  : hn::LoadU(d8, reinterpret_cast<const std::uint8_t*>(from));
+      const ByteVector both = kIsHalf
+                                  ? hn::LoadDup128(d8, reinterpret_cast<const std::uint8_t*>(from))
+                                  : hn::LoadU(d8, reinterpret_cast<const std::uint8_t*>(from));
       if constexpr (kIsBf16) {
         // Fours of bytes by turns: 0 2 4 6 | 1 3 5 7.
         alignas(32) static constexpr std::int32_t kWhole[8] = {0, 2, 4, 6, 1, 3, 5, 7};
@@ -231,13 +231,12 @@ struct OfFourBits {
   static HWY_INLINE void look_up(const Scale& scale, ByteVector code, Sum (&values)[4]) {
     const Bytes d8;
     const hn::Repartition<std::uint16_t, Bytes> d16;
-    const auto found = [&](int part) HWY_ATTR { return hn::TableLookupBytes(scale.part[part], code); };
-    const auto lower = [&](auto a, auto b) HWY_ATTR {
-      return hn::BitCast(d16, hn::InterleaveLower(d8, a, b));
-    };
-    const auto upper = [&](auto a, auto b) HWY_ATTR {
-      return hn::BitCast(d16, hn::InterleaveUpper(d8, a, b));
-    };
+    const auto found = [&](int part)
+                           HWY_ATTR { return hn::TableLookupBytes(scale.part[part], code); };
+    const auto lower = [&](auto a, auto b)
+                           HWY_ATTR { return hn::BitCast(d16, hn::InterleaveLower(d8, a, b)); };
+    const auto upper = [&](auto a, auto b)
+                           HWY_ATTR { return hn::BitCast(d16, hn::InterleaveUpper(d8, a, b)); };
     const auto put = [&](auto lows, auto highs, Sum& first, Sum& second) HWY_ATTR {
       first = hn::BitCast(Floats(), hn::InterleaveLower(d16, lows, highs));
       second = hn::BitCast(Floats(), hn::InterleaveUpper(d16, lows, highs));
@@ -355,8 +354,8 @@ struct OfE4m3ByTables {
     if constexpr (kLanes == 8) {
       const hn::Repartition<std::uint64_t, Bytes> d64;
       alignas(32) static constexpr std::int64_t kTurns[4] = {0, 2, 1, 3};
-      code = hn::BitCast(d8, hn::TableLookupLanes(hn::BitCast(d64, code),
-                                                  hn::SetTableIndices(d64, kTurns)));
+      code = hn::BitCast(
+          d8, hn::TableLookupLanes(hn::BitCast(d64, code), hn::SetTableIndices(d64, kTurns)));
     }
     hn::Vec<decltype(d16)> lower, upper;
     bf16_of_e4m3(d8, code, scale.low, scale.high, lower, upper);
@@ -413,8 +412,8 @@ void multiply_tile(const CodedArgs& args, std::int32_t n, const Column* columns)
       const std::int32_t left = (first + g + 1) * args.run - k;
       const std::int32_t stop = left < end - k ? k + left : end;
       for (; k < stop; k += Codes::kUnit) {
-        // Scales are loaded where they are used: the registers are for the sums, whose additions wait
-        // for each other.
+        // Scales are loaded where they are used: the registers are for the sums, whose additions
+        // wait for each other.
         asm volatile("" ::: "memory");
 #pragma GCC unroll 4
         for (int j = 0; j < kColumns; ++j) {
@@ -436,8 +435,7 @@ void multiply_tile(const CodedArgs& args, std::int32_t n, const Column* columns)
 template <class Codes>
 void multiply_rows(const CodedArgs& args, std::int32_t n, const Column* columns) {
   if (args.task->rows == 1) return multiply_tile<1, kAtOnce, Codes>(args, n, columns);
-  for (std::int32_t j = 0; j < kAtOnce; j += 2)
-    switch (args.task->rows) {
+  for (std::int32_t j = 0; j < kAtOnce; j += 2) switch (args.task->rows) {
       case 2: multiply_tile<2, 2, Codes>(args, n + j, columns + j); break;
       case 3: multiply_tile<3, 2, Codes>(args, n + j, columns + j); break;
       default: multiply_tile<kFewRows, 2, Codes>(args, n + j, columns + j);

@@ -66,8 +66,8 @@ void Matmul::apply(std::span<const float> x, std::span<float> y) const {
   const ProductKernel& kernel = coded_ ? *coded_way.kernel : product_kernel(weights_.dtype);
   const std::int64_t multiplications = (shape.rows + kernel.reading_rows) * shape.N * shape.K;
   const int most_threads = multiplications < kernel.serial_work ? 1 : omp_get_max_threads();
-  const ProductBlocking blocking = coded_ ? coded_way.cut(*coded_, shape, most_threads)
-                                          : kernel.blocking(shape, most_threads);
+  const ProductBlocking blocking =
+      coded_ ? coded_way.cut(*coded_, shape, most_threads) : kernel.blocking(shape, most_threads);
   const std::int32_t row_parts = parts(shape.rows, blocking.rows);
   const std::int32_t column_parts = parts(shape.N, blocking.columns);
   const std::int32_t panels = parts(shape.rows, blocking.packed_rows);

@@ -8,8 +8,8 @@
 //
 // The weights stay in the mapped file, in its row-major layout, shared by all processes, and are
 // converted in registers; packed beforehand they would be a private copy of the model in every
-// process. Quantized weights stay in the file, too (coded_product.hpp). A caller may hand over bytes
-// that it made itself.
+// process. Quantized weights stay in the file, too (coded_product.hpp). A caller may hand over
+// bytes that it made itself.
 
 #include <cstdint>
 #include <optional>

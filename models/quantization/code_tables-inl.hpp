@@ -1,5 +1,6 @@
-// Tables of sixteen values, byte by byte, to be looked up by codes as bytes: those that codes of four
-// bits stand for, and those from which the values of e4m3 are made. Included once per instruction set.
+// Tables of sixteen values, byte by byte, to be looked up by codes as bytes: those that codes of
+// four bits stand for, and those from which the values of e4m3 are made. Included once per
+// instruction set.
 
 #if defined(KVHIVE_CODE_TABLES_INL) == defined(HWY_TARGET_TOGGLE)
 #ifdef KVHIVE_CODE_TABLES_INL
@@ -60,9 +61,9 @@ struct CodeTables {
     const Bytes d8;
     const hn::RebindToUnsigned<D> d32;
     // Of four values, their lowest bytes, then the next.
-    alignas(32) static constexpr std::uint8_t kBytes[32] = {
-        0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15,
-        0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+    alignas(32) static constexpr std::uint8_t kBytes[32] = {0,  4,  8, 12, 1,  5,  9, 13, 2,  6, 10,
+                                                            14, 3,  7, 11, 15, 0,  4, 8,  12, 1, 5,
+                                                            9,  13, 2, 6,  10, 14, 3, 7,  11, 15};
     constexpr int kVectors = 16 / hn::MaxLanes(d);
     hn::Vec<decltype(d32)> v[kVectors];
 #pragma GCC unroll 4
@@ -100,19 +101,18 @@ struct CodeTables {
 
 /// Values of bf16 from a vector of e4m3's codes. The codes of a block's first half become `lower`.
 ///
-/// A step of the exponent is a step of bf16's; the sign is where bf16's is. No value may be a denormal
-/// of bf16 or more than it has.
+/// A step of the exponent is a step of bf16's; the sign is where bf16's is. No value may be a
+/// denormal of bf16 or more than it has.
 template <class D8, class V>
 HWY_INLINE void bf16_of_e4m3(D8 d8, hn::Vec<D8> code, V low_table, V high_table,
                              hn::Vec<hn::Repartition<std::uint16_t, D8>>& lower,
                              hn::Vec<hn::Repartition<std::uint16_t, D8>>& upper) {
   const hn::Repartition<std::uint16_t, D8> d16;
   const auto exponent = hn::And(code, hn::Set(d8, 0x78));
-  const auto is_nan = hn::VecFromMask(
-      d8, hn::Eq(hn::And(code, hn::Set(d8, 0x7f)), hn::Set(d8, 0x7f)));
+  const auto is_nan =
+      hn::VecFromMask(d8, hn::Eq(hn::And(code, hn::Set(d8, 0x7f)), hn::Set(d8, 0x7f)));
   const auto has_none = hn::VecFromMask(d8, hn::Eq(exponent, hn::Zero(d8)));
-  const auto place =
-      hn::Or(hn::And(code, hn::Set(d8, 0x07)), hn::And(has_none, hn::Set(d8, 0x08)));
+  const auto place = hn::Or(hn::And(code, hn::Set(d8, 0x07)), hn::And(has_none, hn::Set(d8, 0x08)));
   const auto low = hn::Or(hn::TableLookupBytes(low_table, place), is_nan);
   const auto sign = hn::And(code, hn::Set(d8, 0x80));
   const auto high = hn::Or(hn::Or(hn::TableLookupBytes(high_table, place), is_nan), sign);

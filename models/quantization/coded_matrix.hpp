@@ -23,8 +23,8 @@ enum class CodeKind : std::uint8_t { e4m3, int8, uint8, uint4 };
 /// Bits of a code.
 constexpr std::int32_t bits_of(CodeKind kind) { return kind == CodeKind::uint4 ? 4 : 8; }
 
-/// Whether codes with this scale stand for no value but 0 that is a denormal or infinite, rounded or
-/// not.
+/// Whether codes with this scale stand for no value but 0 that is a denormal or infinite, rounded
+/// or not.
 constexpr bool is_plain(CodeKind kind, float scale) {
   // What scales are multiplied by: at least, but for 0, and less than.
   const float least = kind == CodeKind::e4m3 ? 0x1p-9f : 1.0f, most = 0x1p9f;

@@ -30,8 +30,8 @@ struct RowArgs {
   CodeKind kind = CodeKind::e4m3;
   const std::byte* codes = nullptr;
   std::int32_t K = 0;
-  const float* scales = nullptr;         ///< of the row
-  const std::uint8_t* zeros = nullptr;   ///< of the row; null: `zero`
+  const float* scales = nullptr;        ///< of the row
+  const std::uint8_t* zeros = nullptr;  ///< of the row; null: `zero`
   std::uint8_t zero = 0;
   std::int32_t run = 0;                  ///< columns that share a scale
   const std::int32_t* groups = nullptr;  ///< which scale each column has; null: that of its run
@@ -106,7 +106,7 @@ using Floats = hn::CappedTag<float, 8>;
 constexpr std::int32_t kLanes = hn::MaxLanes(Floats());
 
 /// bf16 values in the lower halves.
-HWY_INLINE hn::Vec<hn::RebindToSigned<Floats>> narrow(hn::Vec<Floats> value) {
+HWY_INLINE hn::Vec<hn::RebindToSigned<Floats> > narrow(hn::Vec<Floats> value) {
   return hn::BitCast(hn::RebindToSigned<Floats>(),
                      hn::ShiftRight<16>(nearest_bf16(Floats(), value)));
 }
@@ -235,7 +235,8 @@ void look_up_row(const RowArgs& row) {
     const auto low_block = first_block(low), high_block = first_block(high);
     std::int32_t k = begin;
     for (; k + kWide <= end; k += kWide) look_up(wide, row.codes + k / 2, low, high, values + k);
-    for (; k + 32 <= end; k += 32) look_up(block, row.codes + k / 2, low_block, high_block, values + k);
+    for (; k + 32 <= end; k += 32)
+      look_up(block, row.codes + k / 2, low_block, high_block, values + k);
     if (k == end) continue;
     alignas(16) std::uint8_t low_bytes[16], high_bytes[16];
     hn::Store(low_block, block, low_bytes);
@@ -266,8 +267,8 @@ void look_up_e4m3_row(const RowArgs& row) {
       if constexpr (kLanes == 8) {
         const hn::Repartition<std::uint64_t, Floats> d64;
         alignas(32) static constexpr std::int64_t kTurns[4] = {0, 2, 1, 3};
-        code = hn::BitCast(d8, hn::TableLookupLanes(hn::BitCast(d64, code),
-                                                    hn::SetTableIndices(d64, kTurns)));
+        code = hn::BitCast(
+            d8, hn::TableLookupLanes(hn::BitCast(d64, code), hn::SetTableIndices(d64, kTurns)));
       }
       hn::Vec<decltype(d16)> lower, upper;
       bf16_of_e4m3(d8, code, tables.part[2], tables.part[3], lower, upper);
@@ -405,8 +406,8 @@ HWY_INLINE void turn(ByteVector (&v)[16]) {
   }
 }
 
-/// 32 columns of 128 rows, which have a cache line's worth of words in each line of the file. A word's
-/// bytes have two rows each; of two lines, they become bytes of two columns of a row.
+/// 32 columns of 128 rows, which have a cache line's worth of words in each line of the file. A
+/// word's bytes have two rows each; of two lines, they become bytes of two columns of a row.
 void turn_awq(const std::byte* from, std::size_t pitch, std::byte* to, std::size_t to_pitch) {
   const hn::Repartition<std::uint16_t, Bytes> d16;
   const auto lower = hn::Set(Bytes(), 0x0f), upper = hn::Set(Bytes(), 0xf0);

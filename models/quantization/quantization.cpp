@@ -132,8 +132,8 @@ void read_compressed(const JsonFields& fields, FieldReader& reader, Quantization
                     : format == "int-quantized"  ? Kind::int8
                                                  : Kind::none;
   if (kind == Kind::none)
-    return reader.fail(fields.wrong(
-        "format", "float-quantized, int-quantized or pack-quantized", Errc::unsupported));
+    return reader.fail(fields.wrong("format", "float-quantized, int-quantized or pack-quantized",
+                                    Errc::unsupported));
   expect_empty(fields, reader, "sparsity_config");
   expect_empty(fields, reader, "transform_config");
   const auto groups = fields.object("config_groups");

@@ -22,10 +22,10 @@ struct Quantization {
   std::int32_t block_rows = 0;  ///< rows and columns that share a scale; 0: see `group`
   std::int32_t block_columns = 0;
   std::int32_t bits = 8;
-  std::int32_t group = 0;   ///< columns of a row that share a scale; 0: a scale is for a row or, as
-                            ///< the number of scales says, for the whole matrix
-  bool has_zeros = false;   ///< what is subtracted from codes is in the files
-  bool lacks_one = false;   ///< such zeros are stored less 1, as GPTQ does it
+  std::int32_t group = 0;  ///< columns of a row that share a scale; 0: a scale is for a row or, as
+                           ///< the number of scales says, for the whole matrix
+  bool has_zeros = false;  ///< what is subtracted from codes is in the files
+  bool lacks_one = false;  ///< such zeros are stored less 1, as GPTQ does it
   bool is_reordered = false;  ///< a tensor g_idx says to which group each column belongs
 
   bool operator==(const Quantization&) const = default;

@@ -83,17 +83,20 @@ TEST(TransformerLoad, CountsTheWeightsThatAreNotPagesOfTheFiles) {
   EXPECT_EQ(bytes("llama2"), 0u);
   EXPECT_EQ(bytes("qwen3_moe"), 0u);
   EXPECT_EQ(bytes("mistral"), 0u);  // f16, converted in registers
-  constexpr std::size_t kLayer = 32 * (32 + 16 + 16 + 32 + 3 * 48);
-  EXPECT_EQ(bytes("fp8_channel"), 4 * 2 * kLayer);  // as f32; the last matrix is of the file
-  // One dense layer and one of four experts; the router and the last matrix are of the file.
-  constexpr std::size_t kAttention = 32 * (64 + 32 + 32 + 64);
-  EXPECT_EQ(bytes("fp8_block"), 2 * (2 * kAttention + 32 * 3 * 48 + 4 * 32 * 3 * 24));
+  // Of quantized ones the scales, as floats: here one for each row, of two layers.
+  EXPECT_EQ(bytes("fp8_channel"), 4u * 2 * (32 + 16 + 16 + 32 + 48 + 48 + 32));
+  // A scale and a zero for 32 columns of a row: of two layers, 64 wide, the inner layer 96.
+  EXPECT_EQ(bytes("gptq"), 5u * 2 * 2 * (64 + 32 + 32 + 64 + 96 + 96 + 64 * 3 / 2));
+  // And a number for each column.
+  constexpr std::size_t kColumns = 6 * 64 + 96;
+  EXPECT_EQ(bytes("gptq_act_order"), bytes("gptq") + 4 * 2 * kColumns);
 }
 
 /// Else a daemon takes a model whose engines the kernel ends.
 TEST(TransformerLoad, KnowsBeforehandWhatItCopies) {
   for (const char* model : {"llama2", "llama4", "mistral", "gemma3", "qwen3_moe", "deepseek_v2",
-                            "deepseek_v2_lite", "fp8_tensor", "fp8_channel", "fp8_block"}) {
+                            "deepseek_v2_lite", "fp8_tensor", "fp8_channel", "fp8_block", "gptq",
+                            "gptq_act_order", "awq", "w4a16", "w4a16_zeros", "w8a8"}) {
     const auto directory = kGolden / model;
     const auto files = SafetensorsDirectory::open(directory);
     EXPECT_EQ(TransformerWeights::bytes_to_copy(*files, *load_model_config(directory)),
@@ -161,6 +164,47 @@ TEST(TransformerLoad, AQuantizedMatrixNeedsItsScales) {
               HasSubstr("q_proj.weight has dtype F8_E4M3"));
   EXPECT_THAT(error_with("fp8_channel", {{"intermediate_size", 64}}),
               HasSubstr("gate_proj.weight has shape [48, 32], expected [64, 32]"));
+}
+
+TEST(TransformerLoad, PartsOfAMatrixInIntegersMustFitTogether) {
+  EXPECT_THAT(error_with_renamed("gptq", "1.mlp.up_proj.scales", "1.mlp.up_proj.other"),
+              HasSubstr("1.mlp.up_proj.qweight is there, but model.layers.1.mlp.up_proj.scales"));
+  EXPECT_THAT(error_with_renamed("awq", "k_proj.qzeros", "k_proj.other"),
+              HasSubstr("k_proj.qweight is there, but"));
+  EXPECT_THAT(error_with_renamed("gptq_act_order", "q_proj.g_idx", "q_proj.other"),
+              HasSubstr("q_proj.g_idx is not"));
+  EXPECT_THAT(error_with_renamed("w4a16", "q_proj.weight_packed", "q_proj.other"),
+              HasSubstr("q_proj.weight [64, 64] is missing"));
+  EXPECT_THAT(error_with("gptq", {{"intermediate_size", 64}}),
+              HasSubstr("gate_proj.qweight has shape [8, 96], expected [8, 64]"));
+  const auto changed = [](const char* model, const char* field, const json& value) {
+    auto config = json::parse(read_text_file(kGolden / model / "config.json").value());
+    config["quantization_config"][field] = value;
+    return error_with(model, {{"quantization_config", config["quantization_config"]}});
+  };
+  EXPECT_THAT(changed("gptq", "bits", 8),
+              HasSubstr("q_proj.qweight has shape [8, 64], expected [16, 64]"));
+  EXPECT_THAT(changed("gptq", "group_size", 64),
+              HasSubstr("q_proj.scales has shape [2, 64], expected one scale"));
+  EXPECT_THAT(error_with_renamed("gptq", "I32", "F32"),
+              HasSubstr("q_proj.qweight has dtype F32, expected I32"));
+}
+
+TEST(TransformerLoad, AColumnsGroupMustBeThere) {
+  const TempDirectory directory(kGolden / "gptq_act_order");
+  std::string content = directory.read("model.safetensors");
+  const auto tensors =
+      parse_safetensors(std::as_bytes(std::span(content)), "model.safetensors").value();
+  const auto& groups = tensors.at("model.layers.0.self_attn.k_proj.g_idx").bytes;
+  const auto* const start = reinterpret_cast<const std::byte*>(content.data());
+  for (const std::int32_t wrong : {-1, 2}) {
+    std::memcpy(&content[groups.data() - start + 4], &wrong, sizeof wrong);
+    directory.write("model.safetensors", content);
+    const auto loaded = Transformer::load(directory.path());
+    ASSERT_FALSE(loaded);
+    EXPECT_THAT(loaded.error().text, HasSubstr("k_proj.g_idx has the group"));
+    EXPECT_THAT(loaded.error().text, HasSubstr("expected 0..1"));
+  }
 }
 
 TEST(TransformerLoad, AScaleMustBeMoreThanNothing) {

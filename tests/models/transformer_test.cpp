@@ -139,7 +139,8 @@ TEST(LatentModel, MatchesFloat64WithRowsRoundedAsTheCacheRoundsThem) {
 // Float: rounding of f32 sums. bf16: each of the 7 matrix products of a layer rounds its input to 8
 // bits, an error of 2^-9/sqrt(3) = 0.11 % rms each; over two layers and the head, added in
 // quadrature and amplified by softmax and gating, about 0.5 % is expected. Latent attention: rows
-// of bf16 alone are 0.55 %, with f32 weights, too; bf16 weights have three products more.
+// of bf16 alone are 0.55 %, with f32 weights, too; bf16 weights have three products more. Weights
+// in codes are rounded to bf16, too.
 INSTANTIATE_TEST_SUITE_P(
     Models, GoldenModel,
     testing::Values(Case{"llama2", 1e-5}, Case{"llama3", 1e-2}, Case{"mistral", 1e-5},
@@ -148,7 +149,10 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"qwen3_moe_raw", 1e-5, 2}, Case{"yarn", 1e-5}, Case{"yarn_mscale", 1e-5},
                     Case{"fp8_block", 1e-2, 2}, Case{"fp8_tensor", 1e-5}, Case{"fp8_channel", 1e-5},
                     Case{"deepseek_v2", 2e-2, 2}, Case{"deepseek_v2_lite", 1e-2, 2},
-                    Case{"llama4", 1e-5, 2}, Case{"llama4_top2", 2e-2, 2}),
+                    Case{"llama4", 1e-5, 2}, Case{"llama4_top2", 2e-2, 2}, Case{"gptq", 1e-5},
+                    Case{"gptq_act_order", 1e-2}, Case{"gptq_symmetric", 1e-5}, Case{"awq", 1.5e-2},
+                    Case{"awq_half", 1e-5}, Case{"w4a16", 1e-2, 2}, Case{"w4a16_zeros", 1e-5},
+                    Case{"w8a8", 1e-5}),
     [](const auto& test) { return std::string(test.param.model); });
 
 TEST(Transformer, WritesOnlyTheWantedRowsOfLogits) {

@@ -45,9 +45,9 @@ class Products {
     const std::size_t each = std::size_t(sizes_.N) * sizes_.K * bytes_of(dtype);
     values_ = random_bytes(each * sizes_.count, dtype);
     for (std::int32_t i = 0; i < sizes_.count; ++i)
-      all_.emplace_back(MatmulWeights{dtype, sizes_.N, sizes_.K,
-                                      std::span(values_).subspan(each * i, each)},
-                        std::vector<float>{});
+      all_.emplace_back(
+          MatmulWeights{dtype, sizes_.N, sizes_.K, std::span(values_).subspan(each * i, each)},
+          std::vector<float>{});
   }
 
   /// \param form  all but sizes, codes and scales
@@ -89,15 +89,16 @@ std::vector<Form> forms() {
   using enum CodeKind;
   using enum CodeOrder;
   const auto grouped = [](std::int32_t columns) { return ScaleGrid{1, columns, {}}; };
-  return {{"pack-quantized, 4 bits by 128", {.kind = uint4, .grid = grouped(128), .zero = 8}},
-          {"pack-quantized, 4 bits by 32", {.kind = uint4, .grid = grouped(32), .zero = 8}},
-          {"gptq, 4 bits by 128", {.kind = uint4, .order = gptq, .grid = grouped(128), .zero = 8}},
-          {"gptq, 4 bits, desc_act",
-           {.kind = uint4, .order = gptq, .grid = grouped(128), .zero = 8, .groups = {0}}},
-          {"awq, 4 bits by 128", {.kind = uint4, .order = awq, .grid = grouped(128), .zero = 8}},
-          {"gptq, 8 bits by 128", {.kind = uint8, .order = gptq, .grid = grouped(128), .zero = 128}},
-          {"int-quantized, by rows", {.kind = int8, .grid = grouped(0), .zero = 128}},
-          {"fp8, by 128 x 128", {.kind = e4m3, .grid = {128, 128, {}}}}};
+  return {
+      {"pack-quantized, 4 bits by 128", {.kind = uint4, .grid = grouped(128), .zero = 8}},
+      {"pack-quantized, 4 bits by 32", {.kind = uint4, .grid = grouped(32), .zero = 8}},
+      {"gptq, 4 bits by 128", {.kind = uint4, .order = gptq, .grid = grouped(128), .zero = 8}},
+      {"gptq, 4 bits, desc_act",
+       {.kind = uint4, .order = gptq, .grid = grouped(128), .zero = 8, .groups = {0}}},
+      {"awq, 4 bits by 128", {.kind = uint4, .order = awq, .grid = grouped(128), .zero = 8}},
+      {"gptq, 8 bits by 128", {.kind = uint8, .order = gptq, .grid = grouped(128), .zero = 128}},
+      {"int-quantized, by rows", {.kind = int8, .grid = grouped(0), .zero = 128}},
+      {"fp8, by 128 x 128", {.kind = e4m3, .grid = {128, 128, {}}}}};
 }
 
 void compare(const Table& table, const Sizes& sizes, const std::string& name, Products& work,

@@ -1,6 +1,6 @@
 #pragma once
-// Work beside a yardstick, such as one read of the weights: measured by turns, printed as a line of a
-// table.
+// Work beside a yardstick, such as one read of the weights: measured by turns, printed as a line of
+// a table.
 
 #include <omp.h>
 
@@ -51,7 +51,7 @@ struct Comparison {
 };
 
 inline Comparison compare(std::int32_t pairs, const std::function<void()>& work,
-                   const std::function<void()>& yardstick) {
+                          const std::function<void()>& yardstick) {
   work();
   yardstick();
   std::vector<double> works, yardsticks, ratios;

@@ -76,6 +76,79 @@ def scaled_blocks(x, rows, columns):
     return data, scales, values * wide
 
 
+# ---- weights in integers ----
+
+def integers(x, bits, group, is_symmetric, groups=None):
+    """Quantizes x [N, K] by groups of columns, which `groups` [K] names, with a scale and a zero for each row of each. Returns (codes
+    [N, K], scales [N, G] in float16, zeros [N, G], the values that they stand for)."""
+    N, K = x.shape
+    groups = np.arange(K) // group if groups is None else groups
+    G, most = groups.max() + 1, 2**bits - 1
+    scales, zeros = np.zeros((N, G), np.float16), np.zeros((N, G), int)
+    for g in range(G):
+        part = x[:, groups == g]
+        low, high = np.minimum(part.min(1), 0), np.maximum(part.max(1), 0)
+        if is_symmetric:
+            high = np.maximum(high, -low)
+            low = -high
+        scales[:, g] = (high - low) / most
+        zeros[:, g] = (most + 1) // 2 if is_symmetric else np.clip(np.round(-low / scales[:, g].astype(float)), 0, most)
+    wide, middles = scales[:, groups].astype(np.float64), zeros[:, groups]
+    codes = np.clip(np.round(x / wide) + middles, 0, most).astype(int)
+    return codes, scales, zeros, (codes - middles) * wide
+
+
+def words(codes, bits, order=range(32)):
+    """Codes [rows, n] as words of 32 bits [rows, n / codes of a word]; the i-th from the lowest bits on is the order[i]-th of a word."""
+    in_word = 32 // bits
+    parts = codes.reshape(codes.shape[0], -1, in_word).astype(np.uint64)
+    return sum(parts[:, :, order[i]] << np.uint64(bits * i) for i in range(in_word)).astype(np.uint32)
+
+
+def stored(array, kind):
+    return kind, array.shape, np.ascontiguousarray(array).tobytes()
+
+
+def gptq(x, base, how, random):
+    """As AutoGPTQ and GPTQModel write a matrix: everything transposed, zeros less 1 but in the second format."""
+    K = x.shape[1]
+    group = how["group_size"] if how["group_size"] > 0 else K
+    groups = np.arange(K) // group
+    if how["desc_act"]:
+        random.shuffle(groups)
+    codes, scales, zeros, values = integers(x, how["bits"], group, how["sym"], groups)
+    less = 0 if how.get("checkpoint_format") == "gptq_v2" else 1
+    return {base + "qweight": stored(words(codes, how["bits"]).T, "I32"),
+            base + "qzeros": stored(words((zeros.T - less) % 2**how["bits"], how["bits"]), "I32"),
+            base + "scales": stored(scales.T, "F16"), base + "g_idx": stored(groups.astype(np.int32), "I32")}, values
+
+
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
+
+
+def awq(x, base, how):
+    """As AutoAWQ writes it: by columns, eight rows in a word."""
+    codes, scales, zeros, values = integers(x, 4, how["group_size"], False)
+    return {base + "qweight": stored(words(codes.T, 4, AWQ_ORDER), "I32"), base + "qzeros": stored(words(zeros.T, 4, AWQ_ORDER), "I32"),
+            base + "scales": stored(scales.T, "F16")}, values
+
+
+def compressed(x, base, how):
+    """As llm-compressor writes integers: by rows, in words or, with the format int-quantized, in bytes with a sign."""
+    weights = how["config_groups"]["group_0"]["weights"]
+    bits, group = weights["num_bits"], weights.get("group_size", x.shape[1])
+    codes, scales, zeros, values = integers(x, bits, group, weights["symmetric"])
+    tensors = {base + "weight_scale": stored(scales, "F16")}
+    if how["format"] == "int-quantized":
+        tensors[base + "weight"] = stored((codes - 128).astype(np.int8), "I8")
+    else:
+        tensors[base + "weight_packed"] = stored(words(codes, bits), "I32")
+        tensors[base + "weight_shape"] = stored(np.array(x.shape, np.int64), "I64")
+    if not weights["symmetric"]:
+        tensors[base + "weight_zero_point"] = stored(words(zeros.T, bits).T, "I32")
+    return tensors, values
+
+
 DTYPES = {"float32": ("F32", to_f32), "float16": ("F16", to_f16), "bfloat16": ("BF16", to_bf16)}
 
 
@@ -227,12 +300,18 @@ def random_weight(random, c, name, shape):
 
 # ---- quantized weights: (tensors to store, the float64 values they stand for) ----
 
-def quantized(c, name, weight):
+def quantized(c, name, weight, random):
     """A weight as a published checkpoint with this quantization_config has it; None: not quantized."""
     how = c.get("quantization_config")
     base = name.removesuffix("weight")
     if how is None or not base.endswith("_proj."):
         return None
+    if how["quant_method"] == "gptq":
+        return gptq(weight, base, how, random)
+    if how["quant_method"] == "awq":
+        return awq(weight, base, how)
+    if how.get("format") in ("pack-quantized", "int-quantized"):
+        return compressed(weight, base, how)
     if "weight_block_size" in how:  # DeepSeek's and Qwen's FP8 checkpoints
         data, scales, values = scaled_blocks(weight, *how["weight_block_size"])
         kind, suffix = scales, "weight_scale_inv"
@@ -514,6 +593,13 @@ COMPRESSED = {"quant_method": "compressed-tensors", "format": "float-quantized",
                               "dynamic": False},
                   "input_activations": {"num_bits": 8, "type": "float", "strategy": "token",
                                         "symmetric": True, "dynamic": True}}}}
+def llm_compressor(form, **weights):
+    return {"quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"], "config_groups": {"group_0": {
+        "targets": ["Linear"], "input_activations": None,
+        "weights": {"type": "int", "dynamic": False, "actorder": None, "symmetric": True, **weights}}}}
+
+
+WIDE = {"hidden_size": 64, "intermediate_size": 96}  # of whole groups
 LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "q_lora_rank": None,
           "qk_nope_head_dim": 16, "v_head_dim": 8, "n_routed_experts": 6, "num_experts_per_tok": 2,
           "moe_intermediate_size": 24, "n_shared_experts": 1, "first_k_dense_replace": 0, "moe_layer_freq": 1,
@@ -570,6 +656,26 @@ MODELS = {
         "interleave_moe_layer_step": 2, "rope_scaling": LLAMA3_SCALING}), 1),
     "llama4_top2": (config("Llama4ForCausalLM", "bfloat16", **LLAMA4 | {
         "num_experts_per_tok": 2, "no_rope_layers": [], "no_rope_layer_interval": 3}), 1),
+    "gptq": (config("LlamaForCausalLM", "float16", **WIDE, quantization_config={
+        "quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False, "damp_percent": 0.01,
+        "static_groups": False, "true_sequential": True}), 3),
+    "gptq_act_order": (config("Qwen2ForCausalLM", "bfloat16", **WIDE, quantization_config={
+        "quant_method": "gptq", "bits": 8, "group_size": 32, "desc_act": True, "sym": False, "checkpoint_format": "gptq_v2",
+        "lm_head": False, "pack_dtype": "int32", "meta": {"quantizer": ["gptqmodel:2.2.0"]}}), 1),
+    "gptq_symmetric": (config("Qwen2ForCausalLM", "float16", **WIDE, quantization_config={
+        "quant_method": "gptq", "bits": 8, "group_size": -1, "desc_act": False, "sym": True}), 1),
+    "awq": (config("MistralForCausalLM", "bfloat16", **WIDE, sliding_window=11, quantization_config={
+        "quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True,
+        "modules_to_not_convert": None}), 1),
+    "awq_half": (config("Qwen2ForCausalLM", "float16", **WIDE, quantization_config={
+        "quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True}), 1),
+    "w4a16": (config("Qwen3MoeForCausalLM", "bfloat16", **WIDE, head_dim=16, num_experts=4, num_experts_per_tok=2,
+                     moe_intermediate_size=32, norm_topk_prob=True, decoder_sparse_step=2, mlp_only_layers=[],
+                     quantization_config=llm_compressor("pack-quantized", num_bits=4, strategy="group", group_size=32)), 1),
+    "w4a16_zeros": (config("LlamaForCausalLM", "float32", **WIDE, quantization_config=llm_compressor(
+        "pack-quantized", num_bits=4, strategy="group", group_size=32, symmetric=False)), 1),
+    "w8a8": (config("LlamaForCausalLM", "float16", **WIDE, quantization_config=llm_compressor(
+        "int-quantized", num_bits=8, strategy="channel")), 1),
 }
 # Their K and V need the scales that their checkpoints have for an fp8 cache.
 WITH_KV_SCALES = {"fp8_tensor"}
@@ -587,7 +693,7 @@ def weights_of(name, c, random):
     tensors, values = {}, {}
     for tensor, shape in weight_shapes(c).items():
         weight = random_weight(random, c, tensor, shape)
-        if (codes := quantized(c, tensor, weight)) is not None:
+        if (codes := quantized(c, tensor, weight, random)) is not None:
             tensors.update(codes[0])
             values[tensor] = codes[1]
             continue

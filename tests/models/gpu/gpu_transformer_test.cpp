@@ -245,18 +245,17 @@ TEST_P(GpuGoldenModel, EmbeddingsThatAreGivenAreThoseOfTheTokens) {
 // Tolerances: with f32 everywhere, those of the CPU. With narrower weights, values between products
 // are rounded, too: twelve times per layer, by 0.11 % rms (bf16) or an eighth of that (f16). A
 // router's choice that a rounding turns gives a token another expert.
-INSTANTIATE_TEST_SUITE_P(Models, GpuGoldenModel,
-                         ::testing::Values(Case{"llama2", 1e-5}, Case{"llama3", 2e-2},
-                                           Case{"mistral", 3e-3}, Case{"qwen2", 1e-5},
-                                           Case{"qwen3", 2e-2}, Case{"gemma2", 1e-5},
-                                           Case{"gemma3", 2e-2}, Case{"qwen3_moe", 2e-2, 2},
-                                           Case{"qwen3_moe_raw", 1e-5, 2}, Case{"yarn", 1e-5},
-                                           Case{"yarn_mscale", 1e-5}, Case{"fp8_block", 2e-2, 2},
-                                           Case{"fp8_tensor", 1e-5}, Case{"fp8_channel", 3e-3},
-                                           Case{"deepseek_v2", 3e-2, 2},
-                                           Case{"deepseek_v2_lite", 1e-2, 2},
-                                           Case{"llama4", 1e-5, 2}, Case{"llama4_top2", 4e-2, 2}),
-                         [](const auto& test) { return std::string(test.param.model); });
+INSTANTIATE_TEST_SUITE_P(
+    Models, GpuGoldenModel,
+    ::testing::Values(
+        Case{"llama2", 1e-5}, Case{"llama3", 2e-2}, Case{"mistral", 3e-3}, Case{"qwen2", 1e-5},
+        Case{"qwen3", 2e-2}, Case{"gemma2", 1e-5}, Case{"gemma3", 2e-2}, Case{"qwen3_moe", 2e-2, 2},
+        Case{"qwen3_moe_raw", 1e-5, 2}, Case{"yarn", 1e-5}, Case{"yarn_mscale", 1e-5},
+        Case{"fp8_block", 2e-2, 2}, Case{"fp8_tensor", 1e-5}, Case{"fp8_channel", 3e-3},
+        Case{"deepseek_v2", 3e-2, 2}, Case{"deepseek_v2_lite", 1e-2, 2}, Case{"llama4", 1e-5, 2},
+        Case{"llama4_top2", 4e-2, 2}, Case{"gptq", 3e-3}, Case{"gptq_act_order", 2e-2},
+        Case{"awq", 2e-2}, Case{"w4a16", 2e-2, 2}, Case{"w8a8", 3e-3}),
+    [](const auto& test) { return std::string(test.param.model); });
 
 TEST(GpuTransformer, SamplesTheWantedRows) {
   GpuModel gpu(kGolden / "llama3", kSmall, Dtype::bf16, kBlockSize, kBlocks);

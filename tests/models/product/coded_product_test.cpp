@@ -1,8 +1,10 @@
-// Products with weights in codes: in every arithmetic, those with the values that the codes stand for.
+// Products with weights in codes: in every arithmetic, those with the values that the codes stand
+// for.
 
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <cmath>
 #include <cstring>
 #include <random>
 
@@ -67,6 +69,26 @@ TEST_P(CodedProduct, HasTheBitsOfItsValuesWhereItIsCut) {
     }
   }
   omp_set_num_threads(before);
+}
+
+/// Values that are denormals, or become infinite: computed row by row as many rows are.
+TEST_P(CodedProduct, HasTheBitsOfItsValuesWhereTheseAreExtreme) {
+  for (const float scale : {1e-38f, 3e-38f, 1e-37f, 1e-36f, 1e37f}) {
+    RandomCodes codes(GetParam(), 72, GetParam().is_reordered ? 160 : 128);
+    for (float& each : codes.matrix.grid.scales) each *= scale;
+    const Matmul coded(codes.matrix, Dtype::bf16, {});
+    const Matmul plain({Dtype::bf16, codes.matrix.N, codes.matrix.K, {}},
+                       values_of(codes.matrix, Dtype::bf16), {});
+    auto x = random_floats(2 * codes.matrix.K, 3);
+    if (scale < 1)
+      for (float& value : x) value *= 1e30f;  // a denormal weight counts, if it is not 0
+    std::vector<float> got(2 * codes.matrix.N), want(got.size());
+    coded.apply(x, got);
+    plain.apply(x, want);
+    for (std::size_t i = 0; i < got.size(); ++i)
+      ASSERT_TRUE(got[i] == want[i] || (std::isnan(got[i]) && std::isnan(want[i])))
+          << got[i] << " " << want[i] << ", scale " << scale;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, CodedProduct, testing::ValuesIn(every_form()),

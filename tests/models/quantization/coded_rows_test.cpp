@@ -119,9 +119,8 @@ TEST(CodedMatrix, Fp8IsTheCodesFloatTimesTheScaleOfItsBlock) {
       .N = 5, .K = 7, .bytes = bytes, .grid = {2, 4, {1, 2, 3, 4, 0.5f, 0.25f}}};
   for (std::int32_t row = 0; row < 5; ++row)
     for (std::int32_t column = 0; column < 7; ++column)
-      EXPECT_EQ(matrix.value(row, column),
-                float_of_e4m3(std::uint8_t(bytes[row * 7 + column])) *
-                    matrix.grid.scales[row / 2 * 2 + column / 4]);
+      EXPECT_EQ(matrix.value(row, column), float_of_e4m3(std::uint8_t(bytes[row * 7 + column])) *
+                                               matrix.grid.scales[row / 2 * 2 + column / 4]);
 }
 
 }  // namespace

@@ -64,6 +64,71 @@ TEST(Quantization, ReadsCompressedTensors) {
   EXPECT_EQ(blocks->block_columns, 16);
 }
 
+json with(json config, const json& changes) {
+  config.update(changes);
+  return config;
+}
+
+json gptq(const json& changes = json::object()) {
+  return with({{"quant_method", "gptq"}, {"bits", 4}, {"group_size", 128}, {"desc_act", false}},
+              changes);
+}
+
+json awq(const json& changes = json::object()) {
+  return with({{"quant_method", "awq"}, {"bits", 4}, {"group_size", 64}, {"version", "gemm"}},
+              changes);
+}
+
+/// Integers, as llm-compressor writes them.
+json packed(const json& weights = json::object(), const char* format = "pack-quantized") {
+  return compressed(
+      with({{"num_bits", 4}, {"type", "int"}, {"strategy", "group"}, {"group_size", 32}}, weights),
+      {{"format", format}});
+}
+
+TEST(Quantization, ReadsGptq) {
+  const auto plain = read(gptq());
+  ASSERT_TRUE(plain) << plain.error().text;
+  EXPECT_EQ(*plain, (Quantization{.kind = Quantization::Kind::gptq,
+                                  .bits = 4,
+                                  .group = 128,
+                                  .has_zeros = true,
+                                  .lacks_one = true}));
+  const auto other = read(gptq({{"bits", 8},
+                                {"group_size", -1},
+                                {"desc_act", true},
+                                {"checkpoint_format", "gptq_v2"},
+                                {"dynamic", json::object()},
+                                {"pack_dtype", "int32"}}));
+  ASSERT_TRUE(other) << other.error().text;
+  EXPECT_EQ(
+      *other,
+      (Quantization{
+          .kind = Quantization::Kind::gptq, .bits = 8, .has_zeros = true, .is_reordered = true}));
+}
+
+TEST(Quantization, ReadsAwq) {
+  const auto how = read(awq({{"zero_point", true}, {"modules_to_not_convert", nullptr}}));
+  ASSERT_TRUE(how) << how.error().text;
+  EXPECT_EQ(*how, (Quantization{
+                      .kind = Quantization::Kind::awq, .bits = 4, .group = 64, .has_zeros = true}));
+}
+
+TEST(Quantization, ReadsIntegersOfCompressedTensors) {
+  const auto grouped = read(packed());
+  ASSERT_TRUE(grouped) << grouped.error().text;
+  EXPECT_EQ(*grouped, (Quantization{.kind = Quantization::Kind::packed, .bits = 4, .group = 32}));
+  const auto ordered = read(packed({{"symmetric", false}, {"actorder", "group"}}));
+  ASSERT_TRUE(ordered) << ordered.error().text;
+  EXPECT_TRUE(ordered->has_zeros);
+  EXPECT_TRUE(ordered->is_reordered);
+  EXPECT_FALSE(read(packed({{"actorder", "weight"}}))->is_reordered);
+  const auto bytes = read(
+      packed({{"num_bits", 8}, {"strategy", "channel"}, {"group_size", nullptr}}, "int-quantized"));
+  ASSERT_TRUE(bytes) << bytes.error().text;
+  EXPECT_EQ(*bytes, (Quantization{.kind = Quantization::Kind::int8}));
+}
+
 struct Refusal {
   json config;
   const char* named;
@@ -81,7 +146,7 @@ TEST_P(RefusedQuantization, IsNamed) {
 INSTANTIATE_TEST_SUITE_P(
     Fields, RefusedQuantization,
     testing::Values(
-        Refusal{{{"quant_method", "awq"}, {"bits", 4}}, "awq"},
+        Refusal{{{"quant_method", "hqq"}, {"bits", 4}}, "hqq"},
         Refusal{{{"quant_method", "bitsandbytes"}}, "bitsandbytes"},
         Refusal{{{"quant_method", "modelopt"}}, "modelopt"},
         Refusal{{{"bits", 4}}, "quant_method is missing"}, Refusal{"fp8", "quantization_config"},
@@ -90,8 +155,22 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{{{"quant_method", "fp8"}, {"weight_block_size", {128}}}, "weight_block_size"},
         Refusal{{{"quant_method", "fp8"}, {"weight_block_size", {0, 1}}}, "weight_block_size"},
         Refusal{{{"quant_method", "fp8"}, {"weight_block_size", {1, "x"}}}, "weight_block_size"},
-        Refusal{compressed(json::object(), {{"format", "pack-quantized"}}),
-                "format = \"pack-quantized\""},
+        Refusal{compressed(json::object(), {{"format", "marlin-24"}}), "format = \"marlin-24\""},
+        Refusal{compressed(json::object(), {{"format", "pack-quantized"}}), "type = \"float\""},
+        Refusal{packed({{"num_bits", 3}}), "num_bits = 3, expected 4 or 8"},
+        Refusal{packed({{"num_bits", 4}}, "int-quantized"), "num_bits = 4"},
+        Refusal{packed({{"strategy", "block"}}), "strategy = \"block\""},
+        Refusal{packed({{"group_size", 0}}), "group_size = 0"},
+        Refusal{packed({{"group_size", nullptr}}), "group_size is missing"},
+        Refusal{packed({{"actorder", "magic"}}), "actorder = \"magic\""},
+        Refusal{packed({{"dynamic", true}}), "dynamic = true"},
+        Refusal{gptq({{"bits", 3}}), "bits = 3, expected 4 or 8"},
+        Refusal{gptq({{"group_size", -2}}), "group_size = -2"},
+        Refusal{gptq({{"checkpoint_format", "marlin"}}), "checkpoint_format = \"marlin\""},
+        Refusal{gptq({{"dynamic", {{"-:lm_head", json::object()}}}}), "dynamic"},
+        Refusal{gptq({{"pack_dtype", "int64"}}), "pack_dtype = \"int64\""},
+        Refusal{awq({{"bits", 8}}), "bits = 8, expected 4"},
+        Refusal{awq({{"version", "gemv"}}), "version = \"gemv\""},
         Refusal{compressed(json::object(), {{"transform_config", {{"R1", 1}}}}),
                 "transform_config"},
         Refusal{compressed(json::object(), {{"sparsity_config", {{"format", "sparse-24"}}}}),
