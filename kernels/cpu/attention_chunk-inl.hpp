@@ -22,7 +22,7 @@
 #include "hwy/highway.h"
 #include "kernels/cpu/plan/attention_plan.hpp"
 #include "kernels/cpu/plan/attention_state.hpp"
-#include "kernels/cpu/element-inl.hpp"
+#include "kernels/cpu/instructions/element-inl.hpp"
 #include "kernels/cpu/instructions/fold-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();

@@ -15,7 +15,7 @@
 #define HWY_TARGET_INCLUDE "models/product/coded_float_product.cpp"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "kernels/cpu/element-inl.hpp"
+#include "kernels/cpu/instructions/element-inl.hpp"
 #include "models/product/float_sums-inl.hpp"
 #include "models/quantization/code_tables-inl.hpp"
 

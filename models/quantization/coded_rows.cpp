@@ -17,7 +17,7 @@
 #define HWY_TARGET_INCLUDE "models/quantization/coded_rows.cpp"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
-#include "kernels/cpu/element-inl.hpp"
+#include "kernels/cpu/instructions/element-inl.hpp"
 #include "models/quantization/code_tables-inl.hpp"
 
 #ifndef KVHIVE_CODED_ROWS_ONCE

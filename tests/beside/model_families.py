@@ -17,6 +17,7 @@ import sys
 import numpy as np
 import torch
 import transformers
+from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
 from safetensors.torch import load_file, save_file
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -228,8 +229,9 @@ def plain_copy(source, folder):
     tensors = {}
     for file in sorted(source.glob("*.safetensors")):
         tensors |= load_file(file)
-    if config.pop("quantization_config", None) is not None:
+    if (how := config.pop("quantization_config", None)) is not None:
         config["torch_dtype"] = "float32"
+        of_integers(tensors, how)
         for name in [name for name in tensors if "_scale" in name]:
             scale = tensors.pop(name)
             weight = name.removesuffix("_inv").removesuffix("_scale")
@@ -246,6 +248,38 @@ def plain_copy(source, folder):
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def unpacked(words, bits, order=range(8)):
+    """Codes [rows, n * codes of a word] of words [rows, n]."""
+    in_word = 32 // bits
+    codes = torch.stack([words >> bits * i & 2**bits - 1 for i in range(in_word)], -1)
+    return codes[..., [list(order).index(i) for i in range(in_word)]].flatten(1)
+
+
+def of_integers(tensors, how):
+    """Integers of four and eight bits become values in place. Those of compressed-tensors are unpacked by that package itself; the others as
+    GPTQModel's and AutoAWQ's own layers do it (dequantize_weight, dequantize_gemm)."""
+    for name in [name.removesuffix(".qweight") for name in tensors if name.endswith(".qweight")]:
+        words, zeros, scales = (tensors.pop(f"{name}.{part}") for part in ("qweight", "qzeros", "scales"))
+        if how["quant_method"] == "awq":
+            codes, zeros = (unpacked(part, 4, [0, 2, 4, 6, 1, 3, 5, 7]) for part in (words, zeros))
+            groups = torch.arange(len(codes)) // how["group_size"]
+        else:
+            codes, zeros = unpacked(words.T, how["bits"]).T, unpacked(zeros, how["bits"])
+            if how.get("checkpoint_format") != "gptq_v2":
+                zeros = zeros + 1 & 2**how["bits"] - 1
+            groups = tensors.pop(f"{name}.g_idx")
+        tensors[f"{name}.weight"] = ((codes - zeros[groups]) * scales[groups].float()).T.contiguous()
+    for name in [name.removesuffix("_packed") for name in tensors if name.endswith(".weight_packed")]:
+        bits = how["config_groups"]["group_0"]["weights"]["num_bits"]
+        shape, scales = torch.Size(tensors.pop(name + "_shape")), tensors.pop(name + "_scale").float()
+        codes, groups = unpack_from_int32(tensors.pop(name + "_packed"), bits, shape), shape[1] // scales.shape[1]
+        zeros = tensors.pop(name + "_zero_point", None)
+        if zeros is not None:
+            zeros = unpack_from_int32(zeros, bits, torch.Size((shape[0], scales.shape[1])), packed_dim=0)
+            codes = codes - zeros.repeat_interleave(groups, 1).float()
+        tensors[name] = codes * scales.repeat_interleave(groups, 1)
 
 
 def config_of_blocks(source):

@@ -27,7 +27,9 @@ TEST(Chunks, ExpertsThatNoMachineHasRoomForAreRefusedBeforeTheyAreCopied) {
       run("kvhived", {"--model", model.path(), "--socket", (directory.path() / "s").string(),
                       "--kv-cache-memory-bytes", "4M"});
   EXPECT_NE(refused.exit_code, 0);
-  EXPECT_THAT(refused.err, HasSubstr("copies of its weights (packed experts, FP8) takes 1.50 TiB"));
+  EXPECT_THAT(
+      refused.err,
+      HasSubstr("copies of its weights (packed experts, scales of quantized ones) takes 1.50 TiB"));
 }
 
 TEST(Chunks, AreShownByLayout) {

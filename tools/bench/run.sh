@@ -19,6 +19,7 @@ echo
 echo
 [ -n "$brief" ] || "$bin/bench_attention"
 "$bin/bench_model" $brief
+"$bin/bench_weights" $brief
 echo
 work=$(mktemp -d)
 export KVHIVE_SOCKET="$work/kvhived.sock"

@@ -36,7 +36,7 @@ Expected<std::size_t> weight_bytes(const std::filesystem::path& directory) {
 }
 
 /// Runs the largest possible step and returns this process's private memory after it, in bytes
-/// (vLLM's profile run). Its own copies of weights (experts, FP8) are included; pages of files,
+/// (vLLM's profile run). Its own copies of weights (experts, scales) are included; pages of files,
 /// which all engines share, are not, and are counted once elsewhere.
 Expected<std::size_t> profile(const Options& options, const ModelConfig& config) {
   auto model = load_model(options);
@@ -66,7 +66,7 @@ Expected<std::size_t> profile(const Options& options, const ModelConfig& config)
   return std::max(anonymous * 1024, arena.size()) - arena.size();
 }
 
-/// Packed experts and values of FP8 become copies in each engine's memory. Asked before the first
+/// Packed experts and scales of codes become copies in each engine's memory. Asked before the first
 /// is made: the kernel would end the process instead of refusing memory.
 Expected<void> check_room_for_copies(const Options& options, const ModelConfig& config) {
   const auto files = SafetensorsDirectory::open(hosted_model(options).directory);
@@ -77,7 +77,8 @@ Expected<void> check_room_for_copies(const Options& options, const ModelConfig& 
   if (copies <= machine.available) return {};
   return failure(Errc::out_of_memory,
                  "model " + hosted_model(options).directory +
-                     ": what each engine copies of its weights (packed experts, FP8) takes " +
+                     ": what each engine copies of its weights (packed experts, scales of "
+                     "quantized ones) takes " +
                      format_bytes(copies) + ", and " + machine.bound + " has " +
                      format_bytes(machine.available) +
                      " available; give it more memory, or take a smaller model");
