@@ -41,6 +41,7 @@ struct CodedArgs {
   CodeKind kind = CodeKind::uint4;
   std::int32_t run = 0;  ///< columns that share a scale
   bool is_bf16 = false;
+  std::int32_t apart = 0;  ///< columns that are multiplied at once are so far from each other
   const ProductArgs* task = nullptr;
 };
 
@@ -99,7 +100,7 @@ struct alignas(64) Kept {
 };
 
 #if HWY_TARGET <= HWY_AVX3
-template <bool kIsBf16, std::int32_t kColumns>
+template <bool kIsBf16, std::int32_t kRun>
 struct OfFourBits {
   static constexpr std::int32_t kUnit = kStep;
   using Scale = Sum;  ///< the values of all codes
@@ -141,11 +142,11 @@ struct OfFourBits {
 using Bytes = hn::Repartition<std::uint8_t, Floats>;
 using ByteVector = hn::Vec<Bytes>;
 
-/// \tparam kColumns  64, or 32 where runs are no multiples of it; with 32, half of a vector of 64
-///                   is not used
-template <bool kIsBf16, std::int32_t kColumns>
+/// \tparam kRun  64, or 32 where runs are no multiples of it; with 32, half of a vector of 64 codes
+///               is not used
+template <bool kIsBf16, std::int32_t kRun>
 struct OfFourBits {
-  static constexpr bool kIsHalf = kLanes == 8 && kColumns == 32;
+  static constexpr bool kIsHalf = kLanes == 8 && kRun == 32;
   static constexpr std::int32_t kUnit = kIsHalf ? 32 : 8 * kLanes;
   static constexpr std::int32_t kPairs = kUnit / kStep;
 
@@ -279,7 +280,7 @@ struct OfEightBits {
   static HWY_INLINE void load(const std::byte* codes, std::int32_t k, const Scale& scale,
                               Pair (&pairs)[1]) {
     const Numbers d32;
-    const auto value = [&](Bits number) {
+    const auto value = [&](Bits number) HWY_ATTR {
       return value_of<kIsBf16>(float_of(number), scale.zero, scale.scale);
     };
     if constexpr (kIsBf16) {
@@ -385,6 +386,7 @@ HWY_INLINE void add(const Pair (&values)[kPairs], const float* x, Sum& sum) {
   }
 }
 
+/// Not inlined: with it, GCC 12 takes minutes for multiply_tile().
 template <int kColumns, class Codes>
 HWY_NOINLINE void keep_all(const Column* columns, std::int32_t first, std::int32_t groups,
                            Kept (*kept)[kColumns]) {
@@ -426,8 +428,8 @@ void multiply_tile(const CodedArgs& args, std::int32_t n, const Column* columns)
     }
     for (int r = 0; r < kRows; ++r)
       for (int j = 0; j < kColumns; ++j)
-        if (const float sum = folded(sums[j][r]); n + j < task.columns)
-          finish_sum(task, r, n + j, end, sum);
+        if (const float sum = folded(sums[j][r]); n + j * args.apart < task.columns)
+          finish_sum(task, r, n + j * args.apart, end, sum);
   }
 }
 
@@ -435,11 +437,15 @@ void multiply_tile(const CodedArgs& args, std::int32_t n, const Column* columns)
 template <class Codes>
 void multiply_rows(const CodedArgs& args, std::int32_t n, const Column* columns) {
   if (args.task->rows == 1) return multiply_tile<1, kAtOnce, Codes>(args, n, columns);
-  for (std::int32_t j = 0; j < kAtOnce; j += 2) switch (args.task->rows) {
-      case 2: multiply_tile<2, 2, Codes>(args, n + j, columns + j); break;
-      case 3: multiply_tile<3, 2, Codes>(args, n + j, columns + j); break;
-      default: multiply_tile<kFewRows, 2, Codes>(args, n + j, columns + j);
-    }
+  for (std::int32_t j = 0; j < kAtOnce; j += 2) {
+    const std::int32_t first = n + j * args.apart;
+    if (args.task->rows == 2)
+      multiply_tile<2, 2, Codes>(args, first, columns + j);
+    else if (args.task->rows == 3)
+      multiply_tile<3, 2, Codes>(args, first, columns + j);
+    else
+      multiply_tile<kFewRows, 2, Codes>(args, first, columns + j);
+  }
 }
 
 template <bool kIsBf16>
@@ -509,12 +515,15 @@ void multiply_coded_float_rows(const CodedMatrix& weights, Dtype values, Ordered
     return Column{codes.first + n * codes.pitch, &weights.grid.scales[group],
                   weights.zeros.empty() ? nullptr : &weights.zeros[group], weights.zero};
   };
-  const CodedArgs args{weights.kind, weights.grid.block_columns, values == Dtype::bf16, &task};
-  for (std::int32_t n = 0; n < task.columns; n += kAtOnce) {
+  // Four long runs of memory side by side.
+  const std::int32_t apart = (task.columns + kAtOnce - 1) / kAtOnce;
+  const CodedArgs args{weights.kind, weights.grid.block_columns, values == Dtype::bf16, apart,
+                       &task};
+  for (std::int32_t n = 0; n < apart; ++n) {
     // Columns behind the last are computed and forgotten.
     Column columns[kAtOnce];
     for (std::int32_t j = 0; j < kAtOnce; ++j)
-      columns[j] = column(std::min(n + j, task.columns - 1));
+      columns[j] = column(std::min(n + j * apart, task.columns - 1));
     HWY_DYNAMIC_DISPATCH(multiply_columns)(args, n, columns);
   }
 }

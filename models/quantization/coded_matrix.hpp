@@ -29,7 +29,8 @@ constexpr bool is_plain(CodeKind kind, float scale) {
   // What scales are multiplied by: at least, but for 0, and less than.
   const float least = kind == CodeKind::e4m3 ? 0x1p-9f : 1.0f, most = 0x1p9f;
   const float size = scale < 0 ? -scale : scale;
-  if (size == 0) return kind != CodeKind::e4m3;
+  if (kind == CodeKind::e4m3 && scale <= 0) return false;
+  if (size == 0) return true;
   return size >= 0x1p-126f / least && size < 0x1p127f / most;
 }
 
