@@ -155,14 +155,14 @@ struct OfFourBits {
     const hn::FixedTag<std::uint8_t, 16> block;
     const auto tables = Scale::of<kIsBf16>(kFourBits, column.zero_of(group), column.scales[group]);
 #pragma GCC unroll 4
-    for (int part = kIsBf16 ? 2 : 0; part < 4; ++part)
+    for (std::size_t part = kIsBf16 ? 2 : 0; part < 4; ++part)
       hn::Store(first_block(tables.part[part]), block,
                 reinterpret_cast<std::uint8_t*>(kept.floats) + 16 * part);
   }
   static HWY_INLINE Scale kept(const Kept& kept) {
     Scale scale;
 #pragma GCC unroll 4
-    for (int part = kIsBf16 ? 2 : 0; part < 4; ++part)
+    for (std::size_t part = kIsBf16 ? 2 : 0; part < 4; ++part)
       scale.part[part] =
           hn::LoadDup128(Bytes(), reinterpret_cast<const std::uint8_t*>(kept.floats) + 16 * part);
     return scale;
@@ -380,7 +380,7 @@ template <int kPairs>
 HWY_INLINE void add(const Pair (&values)[kPairs], const float* x, Sum& sum) {
   const Floats d;
 #pragma GCC unroll 4
-  for (int i = 0; i < kPairs; ++i) {
+  for (std::ptrdiff_t i = 0; i < kPairs; ++i) {
     sum = hn::MulAdd(values[i].first, hn::LoadU(d, x + i * kStep), sum);
     sum = hn::MulAdd(values[i].second, hn::LoadU(d, x + i * kStep + kLanes), sum);
   }

@@ -17,7 +17,7 @@ std::uint32_t word_at(std::span<const std::byte> bytes, std::size_t index) {
 
 std::size_t words_of_row(const CodedMatrix& matrix) {
   const std::int32_t in_word = 32 / bits_of(matrix.kind);
-  return std::size_t((matrix.K - 1) / in_word + 1);
+  return std::size_t(matrix.K - 1) / in_word + 1;
 }
 
 /// Where a code of 4 bits is in a word of AWQ.

@@ -152,12 +152,12 @@ HWY_INLINE void decode_step(const std::byte* codes, std::int32_t k, const Scaled
 template <class Load, bool kIsBf16, class Scaled>
 HWY_INLINE void decode_columns(const RowArgs& row, std::int32_t begin, std::int32_t end,
                                const Scaled& scaled) {
-  constexpr std::int64_t kSize = kIsBf16 ? 2 : 4;
+  constexpr std::size_t kSize = kIsBf16 ? 2 : 4;
   std::int32_t k = begin;
   for (; k + 2 * kLanes <= end; k += 2 * kLanes)
     decode_step<Load, kIsBf16>(row.codes + k, k, scaled, row.values + k * kSize);
   if (k == end) return;
-  std::byte codes[2 * kLanes] = {}, values[2 * kLanes * kSize];
+  std::byte codes[2 * kLanes] = {}, values[std::size_t{2} * kLanes * kSize];
   __builtin_memcpy(codes, row.codes + k, static_cast<std::size_t>(end - k));
   decode_step<Load, kIsBf16>(codes, k, scaled, values);
   __builtin_memcpy(row.values + k * kSize, values, static_cast<std::size_t>((end - k) * kSize));
@@ -200,7 +200,7 @@ template <class D8, class V>
 HWY_INLINE void look_up(D8 d8, const std::byte* codes, V low, V high, std::uint16_t* values) {
   const hn::Repartition<std::uint32_t, D8> d32;
   const hn::Repartition<std::uint16_t, D8> d16;
-  constexpr std::int32_t kValues = hn::MaxLanes(d16);
+  constexpr std::ptrdiff_t kValues = hn::MaxLanes(d16);
   auto both = hn::LoadU(d8, reinterpret_cast<const std::uint8_t*>(codes));
   if constexpr (hn::MaxLanes(d32) == 8) {
     // Each interleaving below takes from both halves of a vector what belongs side by side.
@@ -372,21 +372,21 @@ void turn_gptq(const std::byte* from, std::size_t pitch, std::byte* to, std::siz
       hn::Store(load(from + line * pitch + at), Bytes(),
                 reinterpret_cast<std::uint8_t*>(lines[line] + at));
   }
-  for (std::int32_t row = 0; row < 16; row += kLanes)
-    for (std::int32_t line = 0; line < 16; line += 4) {
+  for (std::size_t row = 0; row < 16; row += kLanes)
+    for (std::size_t line = 0; line < 16; line += 4) {
       WordVector v[4];
-      for (std::int32_t i = 0; i < 4; ++i)
+      for (std::size_t i = 0; i < 4; ++i)
         v[i] = hn::BitCast(Words(), load(lines[line + i] + row * 4));
       turn(v);
-      for (std::int32_t i = 0; i < 4; ++i)
+      for (std::size_t i = 0; i < 4; ++i)
         store_blocks(hn::BitCast(Bytes(), v[i]), to + (row + i) * to_pitch + line * 4,
                      4 * to_pitch);
     }
 }
 
 void order_gptq_lines(const WordArgs& args, std::int32_t rows, std::int32_t lines) {
-  for (std::int32_t line = 0; line < lines; line += 16)
-    for (std::int32_t row = 0; row < rows; row += 16)
+  for (std::int64_t line = 0; line < lines; line += 16)
+    for (std::int64_t row = 0; row < rows; row += 16)
       turn_gptq(args.words + (line * args.pitch + row) * 4, args.pitch * 4,
                 args.to + row * args.to_pitch + line * 4, args.to_pitch);
 }
@@ -397,7 +397,7 @@ HWY_INLINE void turn(ByteVector (&v)[16]) {
   for (int round = 0; round < 4; ++round) {
     ByteVector next[16];
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) {
+    for (std::size_t i = 0; i < 8; ++i) {
       next[2 * i] = hn::InterleaveLower(Bytes(), v[i], v[i + 8]);
       next[2 * i + 1] = hn::InterleaveUpper(Bytes(), v[i], v[i + 8]);
     }
@@ -411,12 +411,12 @@ HWY_INLINE void turn(ByteVector (&v)[16]) {
 void turn_awq(const std::byte* from, std::size_t pitch, std::byte* to, std::size_t to_pitch) {
   const hn::Repartition<std::uint16_t, Bytes> d16;
   const auto lower = hn::Set(Bytes(), 0x0f), upper = hn::Set(Bytes(), 0xf0);
-  constexpr int kVectors = kLineBytes / (4 * kLanes);
+  constexpr std::size_t kVectors = kLineBytes / (4 * kLanes);
   ByteVector pairs[2][kVectors][16];  // [place in a byte][part of the line][two columns]
   for (std::size_t i = 0; i < 16; ++i) {
     __builtin_prefetch(from + (2 * i + 32) * pitch);
     __builtin_prefetch(from + (2 * i + 33) * pitch);
-    for (int part = 0; part < kVectors; ++part) {
+    for (std::size_t part = 0; part < kVectors; ++part) {
       const ByteVector a = load(from + 2 * i * pitch + part * 4 * kLanes);
       const ByteVector b = load(from + (2 * i + 1) * pitch + part * 4 * kLanes);
       const auto moved_a = hn::BitCast(Bytes(), hn::ShiftRight<4>(hn::BitCast(d16, a)));
@@ -425,21 +425,22 @@ void turn_awq(const std::byte* from, std::size_t pitch, std::byte* to, std::size
       pairs[1][part][i] = hn::Or(hn::And(moved_a, lower), hn::And(b, upper));
     }
   }
-  for (std::int32_t odd = 0; odd < 2; ++odd)
-    for (int part = 0; part < kVectors; ++part) {
+  for (std::size_t odd = 0; odd < 2; ++odd)
+    for (std::size_t part = 0; part < kVectors; ++part) {
       auto& v = pairs[odd][part];
       turn(v);
-      for (std::int32_t byte = 0; byte < 16; ++byte) {
-        const std::int32_t word = part * kLanes + byte / 4;
-        store_blocks(v[byte], to + (8 * word + kAwqRows[byte % 4 * 2 + odd]) * to_pitch,
-                     8 * 4 * to_pitch);
+      for (std::size_t byte = 0; byte < 16; ++byte) {
+        const std::size_t word = part * kLanes + byte / 4;
+        store_blocks(v[byte],
+                     to + (8 * word + std::size_t(kAwqRows[byte % 4 * 2 + odd])) * to_pitch,
+                     32 * to_pitch);
       }
     }
 }
 
 void order_awq_tiles(const WordArgs& args, std::int32_t rows, std::int32_t columns) {
-  for (std::int32_t k = 0; k < columns; k += 32)
-    for (std::int32_t row = 0; row < rows; row += 128)
+  for (std::int64_t k = 0; k < columns; k += 32)
+    for (std::int64_t row = 0; row < rows; row += 128)
       turn_awq(args.words + (k * args.pitch + row / 8) * 4, args.pitch * 4,
                args.to + row * args.to_pitch + k / 2, args.to_pitch);
 }
