@@ -9,8 +9,9 @@
 #include "base/check.hpp"
 #include "kernels/cpu/instructions/denormals.hpp"
 
-// SSSE3 is too old to be worth its compile time.
-#define HWY_DISABLED_TARGETS HWY_SSSE3
+// What is older than AVX2 is not worth its compile time: there values are written down first. Nor is
+// what AVX3_DL has beyond AVX3.
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "models/product/coded_float_product.cpp"
 #include "hwy/foreach_target.h"
