@@ -1,8 +1,6 @@
 #include "models/quantized_matrix.hpp"
 
-#include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <utility>
 
 #include "models/quantization/scale_grid.hpp"
@@ -58,6 +56,16 @@ CodeForm form_of(const ModelTensor& listed, const Quantization& how) {
     case Kind::awq: return {integers, CodeOrder::awq, "I32", {K, parts(N, in_word)}};
     default: return {CodeKind::e4m3, CodeOrder::rows, "F8_E4M3", {N, K}};
   }
+}
+
+/// \pre the tensor is there
+Expected<std::vector<float>> read_values(const SafetensorsDirectory& files,
+                                         const std::string& name) {
+  const auto found = files.find(name, files.entry(name)->shape);
+  if (!found) return forward_error(found);
+  std::vector<float> values(found->bytes.size() / bytes_of(found->dtype));
+  read_floats(*found, 0, values);
+  return values;
 }
 
 /// Reads the parts of one matrix.
@@ -162,11 +170,9 @@ class CodedReader {
   }
 
   Expected<std::vector<float>> read_finite(const std::string& name) const {
-    const auto found = files_.find(name, files_.entry(name)->shape);
-    if (!found) return forward_error(found);
-    std::vector<float> values(found->bytes.size() / bytes_of(found->dtype));
-    read_floats(*found, 0, values);
-    for (const float value : values)
+    auto values = read_values(files_, name);
+    if (!values) return values;
+    for (const float value : *values)
       if (!std::isfinite(value))
         return failure(Errc::bad_format, files_.where(name) + " has a scale of " +
                                              std::to_string(value) + "; fetch the file again");
@@ -195,10 +201,8 @@ class CodedReader {
 
   /// The zero of the row that is the word's so many-th.
   std::uint8_t zero_of(std::uint32_t word, std::int64_t row) const {
-    const std::int32_t place =
-        how_.kind == Kind::awq
-            ? static_cast<std::int32_t>(std::ranges::find(kAwqRows, row) - std::begin(kAwqRows))
-            : static_cast<std::int32_t>(row);
+    const auto in_order = static_cast<std::int32_t>(row);
+    const std::int32_t place = how_.kind == Kind::awq ? awq_place(in_order) : in_order;
     const std::uint32_t stored = word >> (place * how_.bits);
     return static_cast<std::uint8_t>((stored + (how_.lacks_one ? 1 : 0)) & ((1u << how_.bits) - 1));
   }
@@ -227,12 +231,6 @@ class CodedReader {
       matrix_.groups.push_back(group);
     }
     return {};
-  }
-
-  static std::uint32_t word_at(std::span<const std::byte> bytes, std::int64_t index) {
-    std::uint32_t word = 0;
-    std::memcpy(&word, &bytes[std::size_t(index) * sizeof word], sizeof word);
-    return word;
   }
 
   const SafetensorsDirectory& files_;
@@ -270,11 +268,9 @@ std::size_t coded_bytes_to_copy(const SafetensorsDirectory& files, const ModelTe
 
 Expected<std::vector<float>> read_scale_values(const SafetensorsDirectory& files,
                                                const std::string& name) {
-  const auto found = files.find(name, files.entry(name)->shape);
-  if (!found) return forward_error(found);
-  std::vector<float> values(found->bytes.size() / bytes_of(found->dtype));
-  read_floats(*found, 0, values);
-  for (const float value : values)
+  auto values = read_values(files, name);
+  if (!values) return values;
+  for (const float value : *values)
     if (!std::isfinite(value) || value <= 0)
       return failure(Errc::bad_format, files.where(name) + " has a scale of " +
                                            std::to_string(value) +

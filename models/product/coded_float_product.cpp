@@ -9,8 +9,8 @@
 #include "base/check.hpp"
 #include "kernels/cpu/instructions/denormals.hpp"
 
-// What is older than AVX2 is not worth its compile time: there values are written down first. Nor is
-// what AVX3_DL has beyond AVX3.
+// What is older than AVX2 is not worth its compile time: there values are written down first. Nor
+// is what AVX3_DL has beyond AVX3.
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "models/product/coded_float_product.cpp"
@@ -147,7 +147,7 @@ using ByteVector = hn::Vec<Bytes>;
 ///               is not used
 template <bool kIsBf16, std::int32_t kRun>
 struct OfFourBits {
-  static constexpr bool kIsHalf = kLanes == 8 && kRun == 32;
+  static constexpr bool kIsHalf = kRun == 32;
   static constexpr std::int32_t kUnit = kIsHalf ? 32 : 8 * kLanes;
   static constexpr std::int32_t kPairs = kUnit / kStep;
 
@@ -200,32 +200,28 @@ struct OfFourBits {
   /// Codes so that each interleaving of a block's bytes below gives what belongs side by side.
   static HWY_INLINE ByteVector turned(const std::byte* from) {
     const Bytes d8;
-    if constexpr (kLanes == 4) {
-      return hn::LoadU(d8, reinterpret_cast<const std::uint8_t*>(from));
+    const hn::Repartition<std::uint32_t, Bytes> d32;
+    const hn::Repartition<std::uint64_t, Bytes> d64;
+    // Of 16 bytes, both blocks get all, and take what they need to their front.
+    const ByteVector both = kIsHalf
+                                ? hn::LoadDup128(d8, reinterpret_cast<const std::uint8_t*>(from))
+                                : hn::LoadU(d8, reinterpret_cast<const std::uint8_t*>(from));
+    if constexpr (kIsBf16) {
+      // Fours of bytes by turns: 0 2 4 6 | 1 3 5 7.
+      alignas(32) static constexpr std::int32_t kWhole[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+      alignas(32) static constexpr std::int32_t kHalf[8] = {0, 2, 0, 2, 1, 3, 1, 3};
+      return hn::BitCast(d8,
+                         hn::TableLookupLanes(hn::BitCast(d32, both),
+                                              hn::SetTableIndices(d32, kIsHalf ? kHalf : kWhole)));
     } else {
-      const hn::Repartition<std::uint32_t, Bytes> d32;
-      const hn::Repartition<std::uint64_t, Bytes> d64;
-      // Of 16 bytes, both blocks get all, and take what they need to their front.
-      const ByteVector both = kIsHalf
-                                  ? hn::LoadDup128(d8, reinterpret_cast<const std::uint8_t*>(from))
-                                  : hn::LoadU(d8, reinterpret_cast<const std::uint8_t*>(from));
-      if constexpr (kIsBf16) {
-        // Fours of bytes by turns: 0 2 4 6 | 1 3 5 7.
-        alignas(32) static constexpr std::int32_t kWhole[8] = {0, 2, 4, 6, 1, 3, 5, 7};
-        alignas(32) static constexpr std::int32_t kHalf[8] = {0, 2, 0, 2, 1, 3, 1, 3};
-        return hn::BitCast(
-            d8, hn::TableLookupLanes(hn::BitCast(d32, both),
-                                     hn::SetTableIndices(d32, kIsHalf ? kHalf : kWhole)));
-      } else {
-        // Twos of bytes by turns.
-        alignas(32) static constexpr std::uint8_t kTwos[32] = {
-            0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,
-            0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
-        const auto split = hn::BitCast(d64, hn::TableLookupBytes(both, hn::Load(d8, kTwos)));
-        alignas(32) static constexpr std::int64_t kWhole[4] = {0, 2, 1, 3}, kHalf[4] = {0, 0, 1, 1};
-        return hn::BitCast(
-            d8, hn::TableLookupLanes(split, hn::SetTableIndices(d64, kIsHalf ? kHalf : kWhole)));
-      }
+      // Twos of bytes by turns.
+      alignas(32) static constexpr std::uint8_t kTwos[32] = {
+          0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,
+          0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
+      const auto split = hn::BitCast(d64, hn::TableLookupBytes(both, hn::Load(d8, kTwos)));
+      alignas(32) static constexpr std::int64_t kWhole[4] = {0, 2, 1, 3}, kHalf[4] = {0, 0, 1, 1};
+      return hn::BitCast(
+          d8, hn::TableLookupLanes(split, hn::SetTableIndices(d64, kIsHalf ? kHalf : kWhole)));
     }
   }
 
@@ -353,12 +349,10 @@ struct OfE4m3ByTables {
     const Bytes d8;
     const hn::Repartition<std::uint16_t, Bytes> d16;
     auto code = hn::LoadU(d8, reinterpret_cast<const std::uint8_t*>(codes + k));
-    if constexpr (kLanes == 8) {
-      const hn::Repartition<std::uint64_t, Bytes> d64;
-      alignas(32) static constexpr std::int64_t kTurns[4] = {0, 2, 1, 3};
-      code = hn::BitCast(
-          d8, hn::TableLookupLanes(hn::BitCast(d64, code), hn::SetTableIndices(d64, kTurns)));
-    }
+    const hn::Repartition<std::uint64_t, Bytes> d64;
+    alignas(32) static constexpr std::int64_t kTurns[4] = {0, 2, 1, 3};
+    code = hn::BitCast(
+        d8, hn::TableLookupLanes(hn::BitCast(d64, code), hn::SetTableIndices(d64, kTurns)));
     hn::Vec<decltype(d16)> lower, upper;
     bf16_of_e4m3(d8, code, scale.low, scale.high, lower, upper);
     pairs[0] = turns(lower);

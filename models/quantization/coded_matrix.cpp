@@ -9,22 +9,9 @@ namespace {
 
 constexpr std::size_t kWordBytes = 4;
 
-std::uint32_t word_at(std::span<const std::byte> bytes, std::size_t index) {
-  std::uint32_t word = 0;
-  std::memcpy(&word, &bytes[index * kWordBytes], sizeof word);
-  return word;
-}
-
 std::size_t words_of_row(const CodedMatrix& matrix) {
   const std::int32_t in_word = 32 / bits_of(matrix.kind);
   return std::size_t(matrix.K - 1) / in_word + 1;
-}
-
-/// Where a code of 4 bits is in a word of AWQ.
-std::int32_t awq_place(std::int32_t row) {
-  std::int32_t place = 0;
-  while (kAwqRows[place] != row % 8) ++place;
-  return place;
 }
 
 std::uint32_t code_at(const CodedMatrix& matrix, std::int32_t row, std::int32_t column) {
@@ -49,6 +36,18 @@ std::uint32_t code_at(const CodedMatrix& matrix, std::int32_t row, std::int32_t 
 }
 
 }  // namespace
+
+std::int32_t awq_place(std::int32_t row) {
+  std::int32_t place = 0;
+  while (kAwqRows[place] != row % 8) ++place;
+  return place;
+}
+
+std::uint32_t word_at(std::span<const std::byte> bytes, std::size_t index) {
+  std::uint32_t word = 0;
+  std::memcpy(&word, &bytes[index * kWordBytes], sizeof word);
+  return word;
+}
 
 std::size_t CodedMatrix::row_bytes() const {
   const bool is_in_words = kind == CodeKind::uint4 || kind == CodeKind::uint8;

@@ -45,6 +45,11 @@ enum class CodeOrder : std::uint8_t {
 /// Which row a word's codes are of, from the lowest bits on.
 inline constexpr std::int32_t kAwqRows[8] = {0, 2, 4, 6, 1, 3, 5, 7};
 
+/// Where a row's code is in such a word.
+std::int32_t awq_place(std::int32_t row);
+/// A word of a file, at any address.
+std::uint32_t word_at(std::span<const std::byte> bytes, std::size_t index);
+
 /// The scales of a matrix [N, K]: one for each block of rows x columns, row-major. The last block
 /// of a row or column may be cut.
 struct ScaleGrid {
