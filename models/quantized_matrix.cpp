@@ -1,5 +1,6 @@
 #include "models/quantized_matrix.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -12,6 +13,11 @@ using Kind = Quantization::Kind;
 using Shape = std::vector<std::int64_t>;
 
 constexpr std::uint8_t kMiddle = 128;  // of codes of eight bits
+constexpr std::int32_t kNoGroup = -1;
+
+bool lies_by_columns(const Quantization& how) {
+  return how.kind == Kind::gptq || how.kind == Kind::awq;
+}
 
 /// Where the parts of a matrix lie.
 struct Names {
@@ -23,7 +29,8 @@ Names names_of(const SafetensorsDirectory& files, const ModelTensor& listed,
   const auto& name = listed.name;
   switch (how.kind) {
     case Kind::gptq:
-    case Kind::awq: return {name + ".qweight", name + ".scales", name + ".qzeros", name + ".g_idx"};
+      return {name + ".qweight", name + ".scales", name + ".qzeros", name + ".g_idx"};
+    case Kind::awq: return {name + ".qweight", name + ".scales", name + ".qzeros", {}};
     case Kind::packed:
       return {name + ".weight_packed", name + ".weight_scale", name + ".weight_zero_point",
               name + ".weight_g_idx"};
@@ -58,6 +65,30 @@ CodeForm form_of(const ModelTensor& listed, const Quantization& how) {
   }
 }
 
+/// Which of a row's G scales each column has, where that is not the one of its place.
+Expected<std::vector<std::int32_t>> read_groups(const SafetensorsDirectory& files,
+                                                const std::string& name, const TensorEntry& entry,
+                                                std::int32_t K, std::int32_t together,
+                                                bool may_be_unset) {
+  const std::int32_t G = (K - 1) / together + 1;
+  std::vector<std::int32_t> groups(K);
+  bool are_in_order = true;
+  for (std::int32_t k = 0; k < K; ++k) {
+    const auto group = static_cast<std::int32_t>(word_at(entry.bytes.data(), k));
+    if (group == kNoGroup && may_be_unset) return std::vector<std::int32_t>();
+    if (group < 0 || group >= G)
+      return failure(Errc::bad_format, files.where(name) + " has the group " +
+                                           std::to_string(group) + ", expected 0.." +
+                                           std::to_string(G - 1) +
+                                           "; group_size in quantization_config is " +
+                                           std::to_string(together) + ", or fetch the file again");
+    groups[k] = group;
+    are_in_order = are_in_order && group == k / together;
+  }
+  if (are_in_order) groups.clear();
+  return groups;
+}
+
 /// \pre the tensor is there
 Expected<std::vector<float>> read_values(const SafetensorsDirectory& files,
                                          const std::string& name) {
@@ -87,30 +118,33 @@ class CodedReader {
     if (form.kind != CodeKind::e4m3)
       matrix_.zero = form.kind == CodeKind::uint4 ? kMiddle / 16 : kMiddle;
     if (auto scales = read_scales(); !scales) return forward_error(scales);
-    if (how_.has_zeros)
-      if (auto zeros = read_zeros(); !zeros) return forward_error(zeros);
-    if (how_.is_reordered)
-      if (auto groups = read_groups(); !groups) return forward_error(groups);
+    if (auto zeros = read_zeros(); !zeros) return forward_error(zeros);
+    if (auto groups = read_order(); !groups) return forward_error(groups);
     return std::move(matrix_);
   }
 
  private:
-  bool lies_by_columns() const { return how_.kind == Kind::gptq || how_.kind == Kind::awq; }
-
-  /// Sizes that fill whole words, where the order asks for it.
+  /// Sizes that fill whole words, where the order asks for it, and are those that the file says.
   Expected<void> check_sizes() const {
     const std::int32_t in_word = 32 / how_.bits;
-    const bool are_rows_cut = lies_by_columns() && listed_.rows % in_word != 0;
+    const bool are_rows_cut = lies_by_columns(how_) && listed_.rows % in_word != 0;
     const bool are_columns_cut = how_.kind == Kind::gptq && listed_.columns % in_word != 0;
     if (are_rows_cut || are_columns_cut)
       return failure(Errc::unsupported, files_.where(names_.codes) + ": a matrix of " +
                                             std::to_string(listed_.rows) + " x " +
                                             std::to_string(listed_.columns) +
                                             ", expected multiples of " + std::to_string(in_word));
-    if (how_.is_reordered && listed_.columns % 32 != 0)
-      return failure(Errc::unsupported, files_.where(names_.groups) + ": " +
-                                            std::to_string(listed_.columns) +
-                                            " columns, expected a multiple of 32");
+    const std::string said = listed_.name + ".weight_shape";
+    const TensorEntry* const entry = how_.kind == Kind::packed ? files_.entry(said) : nullptr;
+    if (entry == nullptr || (entry->dtype != "I64" && entry->dtype != "I32")) return {};
+    const std::size_t words = entry->dtype == "I64" ? 2 : 1;  // of a number
+    const auto number = [&](std::size_t i) { return word_at(entry->bytes.data(), i * words); };
+    if (entry->bytes.size() == 2 * words * sizeof(std::uint32_t) &&
+        (number(0) != std::uint32_t(listed_.rows) || number(1) != std::uint32_t(listed_.columns)))
+      return failure(Errc::bad_format, files_.where(said) + " says " +
+                                           shape_text(Shape{number(0), number(1)}) + ", expected " +
+                                           shape_text(Shape{listed_.rows, listed_.columns}) +
+                                           " from config.json");
     return {};
   }
 
@@ -121,7 +155,8 @@ class CodedReader {
     if (how_.kind == Kind::fp8)
       return failure(Errc::not_found, files_.where(names_.codes) +
                                           " is F8_E4M3, but there is neither " + listed_.name +
-                                          ".weight_scale nor .weight_scale_inv");
+                                          ".weight_scale nor .weight_scale_inv; fetch the file "
+                                          "again");
     return failure(Errc::not_found, files_.where(names_.codes) + " is there, but " + name +
                                         " is not; fetch the file again");
   }
@@ -144,18 +179,45 @@ class CodedReader {
     const auto found = find(names_.scales);
     if (!found) return forward_error(found);
     Shape shape = (*found)->shape;
-    if (lies_by_columns() && shape.size() == 2) std::swap(shape[0], shape[1]);
+    if (lies_by_columns(how_) && shape.size() == 2) std::swap(shape[0], shape[1]);
     auto grid = scale_grid(how_, listed_.rows, listed_.columns, shape);
     if (!grid)
-      return failure(Errc::unsupported,
-                     files_.where(names_.scales) + " has shape " + shape_text((*found)->shape) +
-                         ", expected one scale, one for each row, or one for each block or group "
-                         "that quantization_config names");
+      return failure(Errc::unsupported, files_.where(names_.scales) + " has shape " +
+                                            shape_text((*found)->shape) + ", expected " +
+                                            wanted_scales() + ", as quantization_config says");
     auto scales = how_.kind == Kind::fp8 ? read_scale_values(files_, names_.scales)
                                          : read_finite(names_.scales);
     if (!scales) return forward_error(scales);
-    grid->scales = lies_by_columns() ? turned(*scales) : std::move(*scales);
+    if (auto fit = check_values(*scales); !fit) return fit;
+    grid->scales = lies_by_columns(how_) ? turned(*scales) : std::move(*scales);
     matrix_.grid = std::move(*grid);
+    return {};
+  }
+
+  /// The shape that scales must have, in words.
+  std::string wanted_scales() const {
+    using ScaleOf = Quantization::ScaleOf;
+    const std::int64_t N = listed_.rows, K = listed_.columns;
+    if (how_.block_rows > 0)
+      return shape_text(Shape{parts(N, how_.block_rows), parts(K, how_.block_columns)}) +
+             ", one scale for each block of " + std::to_string(how_.block_rows) + " x " +
+             std::to_string(how_.block_columns);
+    const std::int64_t G = how_.group > 0 ? parts(K, how_.group) : 1;
+    const std::string shape = shape_text(lies_by_columns(how_) ? Shape{G, N} : Shape{N, G});
+    if (how_.group > 0)
+      return shape + ", one scale for each " + std::to_string(how_.group) + " columns of a row";
+    if (how_.scale_of == ScaleOf::row) return shape + ", one scale for each row";
+    return how_.scale_of == ScaleOf::matrix ? "one scale" : shape + " or one scale";
+  }
+
+  /// Scales with which all codes stand for finite values, of bf16, too: they are less than 512.
+  Expected<void> check_values(const std::vector<float>& scales) const {
+    for (const float scale : scales)
+      if (std::abs(scale) >= 0x1p119f)
+        return failure(Errc::bad_format, files_.where(names_.scales) + " has a scale of " +
+                                             std::to_string(scale) +
+                                             ", expected less than 2^119, so that weights are "
+                                             "finite; fetch the file again");
     return {};
   }
 
@@ -179,22 +241,42 @@ class CodedReader {
     return values;
   }
 
+  /// Where zeros may be left out, the middle of the codes is meant; where none are expected, they
+  /// must be that.
   Expected<void> read_zeros() {
-    const std::int64_t N = listed_.rows, in_word = 32 / how_.bits;
-    const std::int64_t G = matrix_.grid.across(listed_.columns);
+    if (how_.kind == Kind::fp8) return {};
+    if (!lies_by_columns(how_) && files_.entry(names_.zeros) == nullptr) return {};
     const auto entry = find(names_.zeros);
     if (!entry) return forward_error(entry);
-    if (!lies_by_columns() && (*entry)->dtype == "I8") return read_bytes_of_zeros();
-    const Shape shape =
-        lies_by_columns() ? Shape{G, parts(N, in_word)} : Shape{parts(N, in_word), G};
+    const bool are_packed =
+        lies_by_columns(how_) ||
+        (how_.kind == Kind::packed && matrix_.grid.block_rows == 1 && (*entry)->dtype != "I8");
+    auto read = are_packed ? read_packed_zeros() : read_bytes_of_zeros();
+    if (!read || how_.has_zeros) return read;
+    const auto differs = std::ranges::find_if(
+        matrix_.zeros, [&](std::uint8_t zero) { return zero != matrix_.zero; });
+    if (differs != matrix_.zeros.end())
+      return failure(Errc::bad_format, files_.where(names_.zeros) +
+                                           " has a zero that is not in the middle, but "
+                                           "quantization_config does not say symmetric = "
+                                           "false; one of them is wrong");
+    matrix_.zeros.clear();
+    return {};
+  }
+
+  Expected<void> read_packed_zeros() {
+    const std::int64_t N = listed_.rows, in_word = 32 / how_.bits;
+    const std::int64_t G = matrix_.grid.across(listed_.columns);
+    const bool by_columns = lies_by_columns(how_);
+    const Shape shape = by_columns ? Shape{G, parts(N, in_word)} : Shape{parts(N, in_word), G};
     const auto found = find(names_.zeros, "I32", shape);
     if (!found) return forward_error(found);
     matrix_.zeros.resize(N * G);
     for (std::int64_t n = 0; n < N; ++n)
       for (std::int64_t g = 0; g < G; ++g) {
         const std::int64_t word = n / in_word;
-        const std::int64_t at = lies_by_columns() ? g * parts(N, in_word) + word : word * G + g;
-        matrix_.zeros[n * G + g] = zero_of(word_at((*found)->bytes, at), n % in_word);
+        const std::int64_t at = by_columns ? g * parts(N, in_word) + word : word * G + g;
+        matrix_.zeros[n * G + g] = zero_of(word_at((*found)->bytes.data(), at), n % in_word);
       }
     return {};
   }
@@ -218,18 +300,19 @@ class CodedReader {
     return {};
   }
 
-  Expected<void> read_groups() {
+  Expected<void> read_order() {
+    if (names_.groups.empty()) return {};
+    if (!how_.is_reordered && files_.entry(names_.groups) == nullptr) return {};
     const auto found = find(names_.groups, "I32", {listed_.columns});
     if (!found) return forward_error(found);
-    const std::int32_t G = matrix_.grid.across(listed_.columns);
-    for (std::int32_t k = 0; k < listed_.columns; ++k) {
-      const auto group = static_cast<std::int32_t>(word_at((*found)->bytes, k));
-      if (group < 0 || group >= G)
-        return failure(Errc::bad_format, files_.where(names_.groups) + " has the group " +
-                                             std::to_string(group) + ", expected 0.." +
-                                             std::to_string(G - 1) + "; fetch the file again");
-      matrix_.groups.push_back(group);
-    }
+    auto groups = read_groups(files_, names_.groups, **found, listed_.columns,
+                              matrix_.grid.block_columns, how_.kind == Kind::packed);
+    if (!groups) return forward_error(groups);
+    if (!groups->empty() && listed_.columns % 32 != 0)
+      return failure(Errc::unsupported, files_.where(names_.groups) + ": " +
+                                            std::to_string(listed_.columns) +
+                                            " columns, expected a multiple of 32");
+    matrix_.groups = std::move(*groups);
     return {};
   }
 
@@ -251,6 +334,27 @@ bool is_quantized(const SafetensorsDirectory& files, const ModelTensor& listed,
   return codes != listed.weight_name() || entry->dtype == form_of(listed, how).dtype;
 }
 
+Expected<void> check_codes_are_used(const SafetensorsDirectory& files, const ModelConfig& config) {
+  const Quantization& how = config.quantization;
+  const ModelTensor lm_head{.name = "lm_head", .rows = 1, .columns = 1};
+  if (config.tie_word_embeddings && is_quantized(files, lm_head, how))
+    return failure(Errc::bad_format,
+                   files.where(names_of(files, lm_head, how).codes) +
+                       " is there, but config.json says tie_word_embeddings = true, so that it "
+                       "would not be used; one of them is wrong");
+  for (const ModelTensor& listed : model_tensors(config)) {
+    if (listed.is_vector() || is_quantized(files, listed, how)) continue;
+    if (files.entry(listed.weight_name()) != nullptr) continue;
+    for (const char* const codes : {".qweight", ".weight_packed"})
+      if (files.entry(listed.name + codes) != nullptr)
+        return failure(Errc::bad_format,
+                       files.where(listed.name + codes) +
+                           " is there, but quantization_config in config.json does not say so; "
+                           "if there is a quantize_config.json, copy what it says there");
+  }
+  return {};
+}
+
 Expected<CodedMatrix> read_coded(const SafetensorsDirectory& files, const ModelTensor& listed,
                                  const Quantization& how) {
   return CodedReader(files, listed, how).read();
@@ -258,12 +362,22 @@ Expected<CodedMatrix> read_coded(const SafetensorsDirectory& files, const ModelT
 
 std::size_t coded_bytes_to_copy(const SafetensorsDirectory& files, const ModelTensor& listed,
                                 const Quantization& how) {
-  const TensorEntry* const scales = files.entry(names_of(files, listed, how).scales);
-  std::size_t count = scales != nullptr ? 1 : 0;
-  if (scales != nullptr)
-    for (const std::int64_t size : scales->shape) count *= static_cast<std::size_t>(size);
-  const std::size_t groups = how.is_reordered ? std::size_t(listed.columns) : 0;
-  return count * (sizeof(float) + (how.has_zeros ? 1 : 0)) + groups * sizeof(std::int32_t);
+  const Names names = names_of(files, listed, how);
+  const TensorEntry* const scales = files.entry(names.scales);
+  if (scales == nullptr) return 0;
+  std::size_t count = 1;
+  for (const std::int64_t size : scales->shape) count *= static_cast<std::size_t>(size);
+  const bool has_zeros = how.has_zeros && files.entry(names.zeros) != nullptr;
+  const TensorEntry* const order = names.groups.empty() ? nullptr : files.entry(names.groups);
+  const std::size_t columns = listed.columns, order_bytes = columns * sizeof(std::int32_t);
+  std::size_t groups = 0;
+  if (order != nullptr && order->bytes.size() == order_bytes) {
+    const auto read =
+        read_groups(files, names.groups, *order, listed.columns,
+                    how.group > 0 ? how.group : listed.columns, how.kind == Kind::packed);
+    if (read && !read->empty()) groups = order_bytes;
+  }
+  return count * (sizeof(float) + (has_zeros ? 1 : 0)) + groups;
 }
 
 Expected<std::vector<float>> read_scale_values(const SafetensorsDirectory& files,

@@ -258,6 +258,7 @@ Expected<TransformerWeights> TransformerWeights::load(const std::filesystem::pat
                                                       const LoadProgress& progress) {
   auto files = SafetensorsDirectory::open(directory);
   if (!files) return forward_error(files);
+  if (auto used = check_codes_are_used(*files, config); !used) return forward_error(used);
   TransformerWeights weights;
   weights.files = std::move(*files);
   weights.layers.resize(config.layers);

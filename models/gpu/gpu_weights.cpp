@@ -266,6 +266,7 @@ Expected<void> upload_weights(Device& device, const ModelConfig& config,
                               const SafetensorsDirectory& files, std::byte* region,
                               const LoadProgress& progress) {
   if (auto supported = check_gpu_model(config); !supported) return supported;
+  if (auto used = check_codes_are_used(files, config); !used) return used;
   auto uploader = Uploader::create(device);
   if (!uploader) return forward_error(uploader);
   auto sent = send_all(*uploader, config, files, region, progress);

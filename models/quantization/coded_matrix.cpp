@@ -25,11 +25,11 @@ std::uint32_t code_at(const CodedMatrix& matrix, std::int32_t row, std::int32_t 
     }
     case CodeOrder::gptq: {
       const std::size_t word = std::size_t(column / in_word) * matrix.N + row;
-      return word_at(matrix.bytes, word) >> (column % in_word * bits) & mask;
+      return word_at(matrix.bytes.data(), word) >> (column % in_word * bits) & mask;
     }
     case CodeOrder::awq: {
       const std::size_t word = std::size_t(column) * (matrix.N / in_word) + row / in_word;
-      return word_at(matrix.bytes, word) >> (awq_place(row) * bits) & mask;
+      return word_at(matrix.bytes.data(), word) >> (awq_place(row) * bits) & mask;
     }
   }
   return 0;
@@ -43,9 +43,9 @@ std::int32_t awq_place(std::int32_t row) {
   return place;
 }
 
-std::uint32_t word_at(std::span<const std::byte> bytes, std::size_t index) {
+std::uint32_t word_at(const std::byte* words, std::size_t index) {
   std::uint32_t word = 0;
-  std::memcpy(&word, &bytes[index * kWordBytes], sizeof word);
+  std::memcpy(&word, words + index * kWordBytes, sizeof word);
   return word;
 }
 
@@ -55,7 +55,7 @@ std::size_t CodedMatrix::row_bytes() const {
 }
 
 std::size_t CodedMatrix::code_bytes() const {
-  if (order == CodeOrder::awq) return std::size_t(K) * (N / 8) * kWordBytes;
+  if (order == CodeOrder::awq) return std::size_t(K) * N * bits_of(kind) / 8;
   return row_bytes() * N;
 }
 

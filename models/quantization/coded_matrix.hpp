@@ -48,7 +48,7 @@ inline constexpr std::int32_t kAwqRows[8] = {0, 2, 4, 6, 1, 3, 5, 7};
 /// Where a row's code is in such a word.
 std::int32_t awq_place(std::int32_t row);
 /// A word of a file, at any address.
-std::uint32_t word_at(std::span<const std::byte> bytes, std::size_t index);
+std::uint32_t word_at(const std::byte* words, std::size_t index);
 
 /// The scales of a matrix [N, K]: one for each block of rows x columns, row-major. The last block
 /// of a row or column may be cut.
@@ -76,7 +76,7 @@ struct CodedMatrix {
   /// "act order"); else empty.
   std::vector<std::int32_t> groups{};
 
-  /// Bytes of a row's codes in CodeOrder::rows.
+  /// Bytes of a row's codes in CodeOrder::rows, to which the other orders are put, too.
   std::size_t row_bytes() const;
   /// What `bytes` must have.
   std::size_t code_bytes() const;

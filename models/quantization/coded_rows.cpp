@@ -66,12 +66,6 @@ namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 using namespace coded_rows_types;
 
-std::uint32_t word(const std::byte* words, std::size_t index) {
-  std::uint32_t value;
-  __builtin_memcpy(&value, words + index * 4, sizeof value);
-  return value;
-}
-
 #if HWY_TARGET == HWY_SCALAR
 constexpr std::int32_t kTurned = 0;  ///< rows and columns that are put in order by vectors
 void order_gptq_lines(const WordArgs&, std::int32_t, std::int32_t) {}
@@ -452,7 +446,7 @@ void order_gptq(const WordArgs& args) {
   order_gptq_lines(args, rows, lines);
   for (std::int32_t row = 0; row < args.rows; ++row)
     for (std::int32_t w = row < rows ? lines : 0; w < args.row_words; ++w) {
-      const std::uint32_t value = word(args.words, w * args.pitch + row);
+      const std::uint32_t value = word_at(args.words, w * args.pitch + row);
       __builtin_memcpy(args.to + row * args.to_pitch + std::int64_t{w} * 4, &value, sizeof value);
     }
 }
@@ -463,7 +457,7 @@ void order_awq(const WordArgs& args) {
   order_awq_tiles(args, rows, columns);
   for (std::int32_t row = 0; row < args.rows; row += 8)
     for (std::int32_t k = row < rows ? columns : 0; k < args.K; ++k) {
-      const std::uint32_t eight = word(args.words, k * args.pitch + row / 8);
+      const std::uint32_t eight = word_at(args.words, k * args.pitch + row / 8);
       for (int place = 0; place < 8; ++place) {
         std::byte& pair = args.to[(row + kAwqRows[place]) * args.to_pitch + k / 2];
         const auto code = static_cast<std::byte>(eight >> (4 * place) & 15);

@@ -45,6 +45,7 @@ void read_group_size(const JsonFields& fields, FieldReader& reader, Quantization
   if (reader.ok() && size == 0)
     reader.fail(fields.wrong("group_size", "-1, or columns that share a scale"));
   how.group = std::max(size, 0);
+  how.scale_of = Quantization::ScaleOf::row;
 }
 
 void read_bits(const JsonFields& fields, FieldReader& reader, const char* name, bool has_eight,
@@ -60,11 +61,30 @@ void expect_empty(const JsonFields& fields, FieldReader& reader, const char* nam
     reader.fail(fields.wrong(name, "none", Errc::unsupported));
 }
 
+/// GPTQModel's rules for some matrices: "-:pattern" leaves them as they are, which the files say,
+/// too; others may override fields.
+void expect_no_overrides(const JsonFields& fields, FieldReader& reader) {
+  if (!fields.has("dynamic") || fields.json().at("dynamic") == false) return;
+  const auto rules = fields.object("dynamic");
+  if (!rules) return reader.fail(forward_error(rules));
+  for (const auto& [pattern, overrides] : rules->json().items())
+    if (!pattern.starts_with("-:") && !overrides.empty())
+      reader.fail(rules->wrong(pattern, "nothing: one quantization for all", Errc::unsupported));
+}
+
+/// Weights of which half are 0 are stored in other ways.
+void expect_dense(const JsonFields& fields, FieldReader& reader) {
+  if (!fields.has("sparsity_config") || fields.json().at("sparsity_config").empty()) return;
+  const auto config = fields.object("sparsity_config");
+  if (!config) return reader.fail(forward_error(config));
+  expect(*config, reader, "format", "dense");
+}
+
 void read_gptq(const JsonFields& fields, FieldReader& reader, Quantization& how) {
   read_bits(fields, reader, "bits", true, how);
   read_group_size(fields, reader, how);
   reader.take(how.is_reordered, fields.boolean_or("desc_act", false));
-  expect_empty(fields, reader, "dynamic");
+  expect_no_overrides(fields, reader);
   expect(fields, reader, "pack_dtype", "int32");
   expect(fields, reader, "is_marlin_format", false);
   std::string format;
@@ -85,41 +105,70 @@ void read_awq(const JsonFields& fields, FieldReader& reader, Quantization& how) 
   how.has_zeros = true;
 }
 
+/// Whose a scale is. A strategy that is left out follows from the size of groups
+/// (compressed-tensors, quantization/quant_args.py).
+void read_strategy(const JsonFields& weights, FieldReader& reader, Quantization& how) {
+  const bool is_fp8 = how.kind == Quantization::Kind::fp8;
+  std::string strategy;
+  reader.take(strategy,
+              weights.text_or("strategy", weights.has("group_size") ? "group" : "tensor"));
+  if (!reader.ok()) return;
+  if (strategy == "tensor") {
+    how.scale_of = Quantization::ScaleOf::matrix;
+  } else if (strategy == "channel") {
+    how.scale_of = Quantization::ScaleOf::row;
+  } else if (is_fp8 && strategy == "block") {
+    read_block(weights, reader, "block_structure", how);
+  } else if (!is_fp8 && strategy == "group") {
+    read_group_size(weights, reader, how);
+  } else {
+    reader.fail(weights.wrong("strategy",
+                              is_fp8 ? "tensor, channel or block" : "tensor, channel or group",
+                              Errc::unsupported));
+  }
+}
+
 /// What one group of a compressed-tensors config says of weights in FP8.
 void read_floats(const JsonFields& weights, FieldReader& reader, Quantization& how) {
-  how.kind = Quantization::Kind::fp8;
   expect(weights, reader, "num_bits", 8);
   expect(weights, reader, "type", "float");
   expect(weights, reader, "symmetric", true);
-  expect(weights, reader, "actorder", false);
-  std::string strategy;
-  reader.take(strategy, weights.text_or("strategy", "tensor"));
-  if (!reader.ok()) return;
-  if (strategy == "block") return read_block(weights, reader, "block_structure", how);
-  if (strategy != "tensor" && strategy != "channel")
-    reader.fail(weights.wrong("strategy", "tensor, channel or block", Errc::unsupported));
+  read_strategy(weights, reader, how);
 }
 
-/// The same of integers.
+/// The same of integers. Those that are not packed have a byte each, whatever num_bits says.
 void read_integers(const JsonFields& weights, FieldReader& reader, Quantization& how) {
-  const bool is_packed = how.kind == Quantization::Kind::packed;
-  read_bits(weights, reader, "num_bits", true, how);
-  if (!is_packed) expect(weights, reader, "num_bits", 8);
-  if (weights.has("type")) expect(weights, reader, "type", "int");
+  if (weights.has("num_bits")) read_bits(weights, reader, "num_bits", true, how);
+  expect(weights, reader, "type", "int");
   bool is_symmetric = true;
   reader.take(is_symmetric, weights.boolean_or("symmetric", true));
   how.has_zeros = !is_symmetric;
-  const auto& order = weights.has("actorder") ? weights.json().at("actorder") : nlohmann::json();
-  how.is_reordered = order == "group" || order == "dynamic";
-  if (!order.is_null() && order != false && order != "weight" && order != "static" &&
-      !how.is_reordered)
-    reader.fail(weights.wrong("actorder", "none, weight or group", Errc::unsupported));
-  std::string strategy;
-  reader.take(strategy, weights.text_or("strategy", "tensor"));
-  if (!reader.ok()) return;
-  if (strategy == "group") return read_group_size(weights, reader, how);
-  if (strategy != "tensor" && strategy != "channel")
-    reader.fail(weights.wrong("strategy", "tensor, channel or group", Errc::unsupported));
+  read_strategy(weights, reader, how);
+}
+
+/// The order in which columns were quantized changes what is stored only where each column names
+/// its group; see g_idx in quantized_matrix.hpp.
+void check_order(const JsonFields& weights, FieldReader& reader, const Quantization& how) {
+  if (!weights.has("actorder")) return;
+  const auto& order = weights.json().at("actorder");
+  const bool has_groups = how.kind == Quantization::Kind::packed;
+  if (order == false || order == "weight" || order == "static") return;
+  if (has_groups && (order == "group" || order == "dynamic")) return;
+  reader.fail(weights.wrong("actorder", has_groups ? "none, weight or group" : "none or weight",
+                            Errc::unsupported));
+}
+
+Quantization read_group(const JsonFields& weights, FieldReader& reader, Quantization::Kind kind) {
+  using Kind = Quantization::Kind;
+  Quantization how{.kind = kind};
+  expect(weights, reader, "dynamic", false);
+  check_order(weights, reader, how);
+  if (kind == Kind::fp8)
+    read_floats(weights, reader, how);
+  else
+    read_integers(weights, reader, how);
+  if (kind == Kind::int8) how.bits = 8;
+  return how;
 }
 
 void read_compressed(const JsonFields& fields, FieldReader& reader, Quantization& how) {
@@ -127,33 +176,31 @@ void read_compressed(const JsonFields& fields, FieldReader& reader, Quantization
   std::string format;
   reader.take(format, fields.text_or("format", "float-quantized"));
   if (!reader.ok()) return;
-  const Kind kind = format == "float-quantized"  ? Kind::fp8
-                    : format == "pack-quantized" ? Kind::packed
-                    : format == "int-quantized"  ? Kind::int8
-                                                 : Kind::none;
-  if (kind == Kind::none)
-    return reader.fail(fields.wrong("format", "float-quantized, int-quantized or pack-quantized",
-                                    Errc::unsupported));
-  expect_empty(fields, reader, "sparsity_config");
+  const bool is_naive = format == "naive-quantized";
+  if (!is_naive && format != "float-quantized" && format != "int-quantized" &&
+      format != "pack-quantized")
+    return reader.fail(
+        fields.wrong("format", "float-quantized, int-quantized, naive-quantized or pack-quantized",
+                     Errc::unsupported));
+  expect_dense(fields, reader);
   expect_empty(fields, reader, "transform_config");
   const auto groups = fields.object("config_groups");
   if (!groups) return reader.fail(forward_error(groups));
-  bool is_first = true;
   for (const auto& [name, value] : groups->json().items()) {
     const auto group = groups->object(name);
     if (!group) return reader.fail(forward_error(group));
+    expect(*group, reader, "format", format);
+    if (!group->has("weights")) continue;  // of activations, or of attention
     const auto weights = group->object("weights");
     if (!weights) return reader.fail(forward_error(weights));
-    expect(*weights, reader, "dynamic", false);
-    Quantization of_group{.kind = kind};
-    if (kind == Kind::fp8)
-      read_floats(*weights, reader, of_group);
-    else
-      read_integers(*weights, reader, of_group);
-    if (reader.ok() && !is_first && of_group != how)
+    const bool is_float = is_naive && weights->has("type") && weights->json().at("type") == "float";
+    const Kind kind = is_float || format == "float-quantized" ? Kind::fp8
+                      : format == "pack-quantized"            ? Kind::packed
+                                                              : Kind::int8;
+    const Quantization of_group = read_group(*weights, reader, kind);
+    if (reader.ok() && how.kind != Kind::none && of_group != how)
       reader.fail(groups->wrong(name, "weights as the groups before it", Errc::unsupported));
     how = of_group;
-    is_first = false;
   }
 }
 
@@ -182,10 +229,10 @@ Expected<Quantization> read_quantization(const JsonFields& fields) {
   } else if (method == "compressed-tensors") {
     read_compressed(*config, reader, how);
   } else {
-    return fields.wrong(kField,
-                        "quant_method fp8, gptq, awq or compressed-tensors, or weights in float32, "
-                        "bfloat16 or float16",
-                        Errc::unsupported);
+    return config->wrong("quant_method",
+                         "fp8, gptq, awq or compressed-tensors, or a model without "
+                         "quantization_config, with weights in float32, bfloat16 or float16",
+                         Errc::unsupported);
   }
   if (!reader.ok()) return reader.error();
   return how;

@@ -24,8 +24,9 @@ std::optional<ScaleGrid> scale_grid(const Quantization& how, std::int32_t N, std
   std::int64_t rows = 1;
   if (!shape.empty()) rows = shape[0];
   const bool is_column = shape.size() <= 1 || (shape.size() == 2 && shape[1] == 1);
-  if (is_column && rows == 1) return ScaleGrid{N, K, {}};
-  if (is_column && rows == N) return ScaleGrid{1, K, {}};
+  using ScaleOf = Quantization::ScaleOf;
+  if (is_column && rows == 1 && how.scale_of != ScaleOf::row) return ScaleGrid{N, K, {}};
+  if (is_column && rows == N && how.scale_of != ScaleOf::matrix) return ScaleGrid{1, K, {}};
   return std::nullopt;
 }
 

@@ -645,7 +645,7 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{{{"rope_scaling", {{"rope_type", "llama3"}, {"factor", 8}}}}, "low_freq_factor"},
         Refusal{{{"rope_scaling", "linear"}}, "rope_scaling"},
         Refusal{{{"quantization_config", {{"quant_method", "hqq"}, {"bits", 4}}}},
-                "quantization_config = {\"bits\":4,\"quant_method\":\"hqq\"}"},
+                "quantization_config: quant_method = \"hqq\""},
         Refusal{{{"quantization_config", {{"bits", 4}}}}, "quant_method is missing"},
         Refusal{{{"compression_config", {{"format", "int-quantized"}}}}, "compression_config"},
         Refusal{{{"attn_logit_softcapping", 50.0}}, "attn_logit_softcapping = 50.0"},

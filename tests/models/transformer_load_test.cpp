@@ -12,6 +12,7 @@
 #include "models/transformer.hpp"
 #include "models/transformer_weights.hpp"
 #include "tests/models/golden.hpp"
+#include "tests/models/model_changes.hpp"
 #include "tests/models/paged_runner.hpp"
 #include "tests/support/temp_directory.hpp"
 
@@ -20,48 +21,6 @@ namespace {
 
 using nlohmann::json;
 using testing::HasSubstr;
-
-std::string error_with(const char* model, const nlohmann::json& changes) {
-  const TempDirectory directory(kGolden / model);
-  auto config = nlohmann::json::parse(directory.read("config.json"));
-  config.update(changes);
-  directory.write("config.json", config.dump());
-  const auto loaded = Transformer::load(directory.path());
-  return loaded ? "no error" : loaded.error().text;
-}
-
-/// Replaces a text in the headers of all files of a model, and in its index.
-void rename_tensors(const TempDirectory& directory, const std::string& from,
-                    const std::string& to) {
-  const auto replace = [&](std::string text) {
-    for (std::size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
-      text.replace(at, from.size(), to);
-    return text;
-  };
-  for (const auto& file : std::filesystem::directory_iterator(directory.path())) {
-    const std::string name = file.path().filename();
-    const std::string content = directory.read(name);
-    if (file.path().extension() != ".safetensors") {
-      directory.write(name, replace(content));
-      continue;
-    }
-    std::uint64_t bytes = 0;
-    std::memcpy(&bytes, content.data(), sizeof bytes);
-    std::string header = replace(content.substr(8, bytes));
-    header.resize((header.size() + 7) / 8 * 8, ' ');
-    const std::uint64_t length = header.size();
-    directory.write(name, std::string(reinterpret_cast<const char*>(&length), 8) + header +
-                              content.substr(8 + bytes));
-  }
-}
-
-/// The error of a model in which tensors were renamed.
-std::string error_with_renamed(const char* model, const std::string& from, const std::string& to) {
-  const TempDirectory directory(kGolden / model);
-  rename_tensors(directory, from, to);
-  const auto loaded = Transformer::load(directory.path());
-  return loaded ? "no error" : loaded.error().text;
-}
 
 TEST(TransformerLoad, ReportsProgressUpToTheTotal) {
   std::vector<std::size_t> done;
@@ -148,79 +107,6 @@ TEST(TransformerLoad, TheTextPartOfAMultimodalModelIsThatModel) {
     EXPECT_LT(
         relative_error(runner.run_chunked(0, golden.tokens, {golden.tokens.size()}), golden.logits),
         1e-5);
-  }
-}
-
-TEST(TransformerLoad, AQuantizedMatrixNeedsItsScales) {
-  EXPECT_THAT(error_with_renamed("fp8_channel", "1.mlp.up_proj.weight_scale", "other"),
-              HasSubstr("model.layers.1.mlp.up_proj.weight is F8_E4M3, but there is neither"));
-  // The scales of a matrix of another shape.
-  EXPECT_THAT(error_with_renamed("fp8_channel", "q_proj.weight_scale", "gate_proj.weight_scale"),
-              HasSubstr("q_proj.weight is F8_E4M3"));
-  const json blocks{{"quant_method", "fp8"}, {"weight_block_size", {16, 16}}};
-  EXPECT_THAT(error_with("fp8_channel", {{"quantization_config", blocks}}),
-              HasSubstr("weight_scale has shape [32, 1], expected one scale"));
-  EXPECT_THAT(error_with("fp8_channel", {{"quantization_config", nullptr}}),
-              HasSubstr("q_proj.weight has dtype F8_E4M3"));
-  EXPECT_THAT(error_with("fp8_channel", {{"intermediate_size", 64}}),
-              HasSubstr("gate_proj.weight has shape [48, 32], expected [64, 32]"));
-}
-
-TEST(TransformerLoad, PartsOfAMatrixInIntegersMustFitTogether) {
-  EXPECT_THAT(error_with_renamed("gptq", "1.mlp.up_proj.scales", "1.mlp.up_proj.other"),
-              HasSubstr("1.mlp.up_proj.qweight is there, but model.layers.1.mlp.up_proj.scales"));
-  EXPECT_THAT(error_with_renamed("awq", "k_proj.qzeros", "k_proj.other"),
-              HasSubstr("k_proj.qweight is there, but"));
-  EXPECT_THAT(error_with_renamed("gptq_act_order", "q_proj.g_idx", "q_proj.other"),
-              HasSubstr("q_proj.g_idx is not"));
-  EXPECT_THAT(error_with_renamed("w4a16", "q_proj.weight_packed", "q_proj.other"),
-              HasSubstr("q_proj.weight [64, 64] is missing"));
-  EXPECT_THAT(error_with("gptq", {{"intermediate_size", 64}}),
-              HasSubstr("gate_proj.qweight has shape [8, 96], expected [8, 64]"));
-  const auto changed = [](const char* model, const char* field, const json& value) {
-    auto config = json::parse(read_text_file(kGolden / model / "config.json").value());
-    config["quantization_config"][field] = value;
-    return error_with(model, {{"quantization_config", config["quantization_config"]}});
-  };
-  EXPECT_THAT(changed("gptq", "bits", 8),
-              HasSubstr("q_proj.qweight has shape [8, 64], expected [16, 64]"));
-  EXPECT_THAT(changed("gptq", "group_size", 64),
-              HasSubstr("q_proj.scales has shape [2, 64], expected one scale"));
-  EXPECT_THAT(error_with_renamed("gptq", "I32", "F32"),
-              HasSubstr("q_proj.qweight has dtype F32, expected I32"));
-}
-
-TEST(TransformerLoad, AColumnsGroupMustBeThere) {
-  const TempDirectory directory(kGolden / "gptq_act_order");
-  std::string content = directory.read("model.safetensors");
-  const auto tensors =
-      parse_safetensors(std::as_bytes(std::span(content)), "model.safetensors").value();
-  const auto& groups = tensors.at("model.layers.0.self_attn.k_proj.g_idx").bytes;
-  const auto* const start = reinterpret_cast<const std::byte*>(content.data());
-  for (const std::int32_t wrong : {-1, 2}) {
-    std::memcpy(&content[groups.data() - start + 4], &wrong, sizeof wrong);
-    directory.write("model.safetensors", content);
-    const auto loaded = Transformer::load(directory.path());
-    ASSERT_FALSE(loaded);
-    EXPECT_THAT(loaded.error().text, HasSubstr("k_proj.g_idx has the group"));
-    EXPECT_THAT(loaded.error().text, HasSubstr("expected 0..1"));
-  }
-}
-
-TEST(TransformerLoad, AScaleMustBeMoreThanNothing) {
-  const TempDirectory directory(kGolden / "fp8_channel");
-  std::string content = directory.read("model.safetensors");
-  const auto tensors =
-      parse_safetensors(std::as_bytes(std::span(content)), "model.safetensors").value();
-  const auto& scales = tensors.at("model.layers.0.self_attn.k_proj.weight_scale").bytes;
-  const auto* const start = reinterpret_cast<const std::byte*>(content.data());
-  for (const float wrong : {0.0f, -1.0f, std::numeric_limits<float>::quiet_NaN(),
-                            std::numeric_limits<float>::infinity()}) {
-    std::memcpy(&content[scales.data() - start + 4], &wrong, sizeof wrong);
-    directory.write("model.safetensors", content);
-    const auto loaded = Transformer::load(directory.path());
-    ASSERT_FALSE(loaded) << wrong;
-    EXPECT_THAT(loaded.error().text, HasSubstr("k_proj.weight_scale has a scale of"));
   }
 }
 

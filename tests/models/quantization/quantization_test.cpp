@@ -92,41 +92,86 @@ TEST(Quantization, ReadsGptq) {
   EXPECT_EQ(*plain, (Quantization{.kind = Quantization::Kind::gptq,
                                   .bits = 4,
                                   .group = 128,
+                                  .scale_of = Quantization::ScaleOf::row,
                                   .has_zeros = true,
                                   .lacks_one = true}));
-  const auto other = read(gptq({{"bits", 8},
-                                {"group_size", -1},
-                                {"desc_act", true},
-                                {"checkpoint_format", "gptq_v2"},
-                                {"dynamic", json::object()},
-                                {"pack_dtype", "int32"}}));
+  const auto other =
+      read(gptq({{"bits", 8},
+                 {"group_size", -1},
+                 {"desc_act", true},
+                 {"checkpoint_format", "gptq_v2"},
+                 {"dynamic", {{"-:.*attn.*", {{"bits", 8}}}, {"lm_head", json::object()}}},
+                 {"pack_dtype", "int32"}}));
   ASSERT_TRUE(other) << other.error().text;
-  EXPECT_EQ(
-      *other,
-      (Quantization{
-          .kind = Quantization::Kind::gptq, .bits = 8, .has_zeros = true, .is_reordered = true}));
+  EXPECT_EQ(*other, (Quantization{.kind = Quantization::Kind::gptq,
+                                  .bits = 8,
+                                  .scale_of = Quantization::ScaleOf::row,
+                                  .has_zeros = true,
+                                  .is_reordered = true}));
+  EXPECT_TRUE(read(gptq({{"dynamic", false}})));
 }
 
 TEST(Quantization, ReadsAwq) {
   const auto how = read(awq({{"zero_point", true}, {"modules_to_not_convert", nullptr}}));
   ASSERT_TRUE(how) << how.error().text;
-  EXPECT_EQ(*how, (Quantization{
-                      .kind = Quantization::Kind::awq, .bits = 4, .group = 64, .has_zeros = true}));
+  EXPECT_EQ(*how, (Quantization{.kind = Quantization::Kind::awq,
+                                .bits = 4,
+                                .group = 64,
+                                .scale_of = Quantization::ScaleOf::row,
+                                .has_zeros = true}));
 }
 
 TEST(Quantization, ReadsIntegersOfCompressedTensors) {
   const auto grouped = read(packed());
   ASSERT_TRUE(grouped) << grouped.error().text;
-  EXPECT_EQ(*grouped, (Quantization{.kind = Quantization::Kind::packed, .bits = 4, .group = 32}));
+  EXPECT_EQ(*grouped, (Quantization{.kind = Quantization::Kind::packed,
+                                    .bits = 4,
+                                    .group = 32,
+                                    .scale_of = Quantization::ScaleOf::row}));
   const auto ordered = read(packed({{"symmetric", false}, {"actorder", "group"}}));
   ASSERT_TRUE(ordered) << ordered.error().text;
   EXPECT_TRUE(ordered->has_zeros);
-  EXPECT_TRUE(ordered->is_reordered);
-  EXPECT_FALSE(read(packed({{"actorder", "weight"}}))->is_reordered);
+  EXPECT_TRUE(read(packed({{"actorder", "weight"}})));
   const auto bytes = read(
       packed({{"num_bits", 8}, {"strategy", "channel"}, {"group_size", nullptr}}, "int-quantized"));
   ASSERT_TRUE(bytes) << bytes.error().text;
-  EXPECT_EQ(*bytes, (Quantization{.kind = Quantization::Kind::int8}));
+  const Quantization of_rows{.kind = Quantization::Kind::int8,
+                             .scale_of = Quantization::ScaleOf::row};
+  EXPECT_EQ(*bytes, of_rows);
+  // Four bits that are not packed have a byte each.
+  EXPECT_EQ(*read(packed({{"strategy", "channel"}}, "int-quantized")), of_rows);
+}
+
+/// What compressed-tensors takes a field for that is left out.
+TEST(Quantization, ReadsWhatCompressedTensorsLeavesOut) {
+  const auto of = [](json weights, const char* format) {
+    return read({{"quant_method", "compressed-tensors"},
+                 {"format", format},
+                 {"config_groups",
+                  {{"attention", {{"weights", nullptr}, {"targets", {"Attention"}}}},
+                   {"group_0", {{"weights", std::move(weights)}}}}}});
+  };
+  using ScaleOf = Quantization::ScaleOf;
+  const auto plain = of(json::object(), "pack-quantized");
+  ASSERT_TRUE(plain) << plain.error().text;
+  EXPECT_EQ(*plain,
+            (Quantization{.kind = Quantization::Kind::packed, .scale_of = ScaleOf::matrix}));
+  EXPECT_EQ(of({{"group_size", 32}}, "pack-quantized")->group, 32);
+  EXPECT_EQ(of({{"group_size", -1}}, "pack-quantized")->scale_of, ScaleOf::row);
+}
+
+TEST(Quantization, ReadsNaiveAsItsTypeSays) {
+  const auto floats = read(compressed({{"actorder", "weight"}}, {{"format", "naive-quantized"}}));
+  ASSERT_TRUE(floats) << floats.error().text;
+  EXPECT_EQ(floats->kind, Quantization::Kind::fp8);
+  const auto integers = read(compressed({{"type", "int"}}, {{"format", "naive-quantized"}}));
+  ASSERT_TRUE(integers) << integers.error().text;
+  EXPECT_EQ(integers->kind, Quantization::Kind::int8);
+}
+
+TEST(Quantization, DenseIsNotSparse) {
+  const json dense{{"format", "dense"}, {"sparsity_structure", "unstructured"}};
+  EXPECT_TRUE(read(compressed(json::object(), {{"sparsity_config", dense}})));
 }
 
 struct Refusal {
@@ -148,7 +193,12 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         Refusal{{{"quant_method", "hqq"}, {"bits", 4}}, "hqq"},
         Refusal{{{"quant_method", "bitsandbytes"}}, "bitsandbytes"},
-        Refusal{{{"quant_method", "modelopt"}}, "modelopt"},
+        Refusal{{{"quant_method", "modelopt"}}, "quant_method = \"modelopt\", expected fp8, gptq"},
+        Refusal{compressed(json::object(), {{"config_groups",
+                                             {{"group_0",
+                                               {{"weights", {{"type", "float"}}},
+                                                {"format", "nvfp4-pack-quantized"}}}}}}),
+                "group_0: format = \"nvfp4-pack-quantized\""},
         Refusal{{{"bits", 4}}, "quant_method is missing"}, Refusal{"fp8", "quantization_config"},
         Refusal{{{"quant_method", "fp8"}, {"fmt", "e5m2"}}, "fmt = \"e5m2\""},
         Refusal{{{"quant_method", "fp8"}, {"activation_scheme", "none"}}, "activation_scheme"},
@@ -158,7 +208,8 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{compressed(json::object(), {{"format", "marlin-24"}}), "format = \"marlin-24\""},
         Refusal{compressed(json::object(), {{"format", "pack-quantized"}}), "type = \"float\""},
         Refusal{packed({{"num_bits", 3}}), "num_bits = 3, expected 4 or 8"},
-        Refusal{packed({{"num_bits", 4}}, "int-quantized"), "num_bits = 4"},
+        Refusal{packed({{"num_bits", 3}}, "int-quantized"), "num_bits = 3, expected 4 or 8"},
+        Refusal{packed({{"actorder", "group"}}, "int-quantized"), "actorder = \"group\""},
         Refusal{packed({{"strategy", "block"}}), "strategy = \"block\""},
         Refusal{packed({{"group_size", 0}}), "group_size = 0"},
         Refusal{packed({{"group_size", nullptr}}), "group_size is missing"},
@@ -167,7 +218,9 @@ INSTANTIATE_TEST_SUITE_P(
         Refusal{gptq({{"bits", 3}}), "bits = 3, expected 4 or 8"},
         Refusal{gptq({{"group_size", -2}}), "group_size = -2"},
         Refusal{gptq({{"checkpoint_format", "marlin"}}), "checkpoint_format = \"marlin\""},
-        Refusal{gptq({{"dynamic", {{"-:lm_head", json::object()}}}}), "dynamic"},
+        Refusal{gptq({{"dynamic", {{"+:.*down.*", {{"bits", 8}}}}}}),
+                "dynamic: +:.*down.* = {\"bits\":8}"},
+        Refusal{gptq({{"dynamic", {".*"}}}), "dynamic"},
         Refusal{gptq({{"pack_dtype", "int64"}}), "pack_dtype = \"int64\""},
         Refusal{awq({{"bits", 8}}), "bits = 8, expected 4"},
         Refusal{awq({{"version", "gemv"}}), "version = \"gemv\""},

@@ -25,6 +25,20 @@ TEST(ScaleGrid, FollowsTheShapeOfTheScales) {
     EXPECT_FALSE(scale_grid(plain, 6, 4, shape));
 }
 
+TEST(ScaleGrid, FollowsWhatTheConfigSays) {
+  using ScaleOf = Quantization::ScaleOf;
+  const Quantization matrix{.kind = Quantization::Kind::fp8, .scale_of = ScaleOf::matrix};
+  const Quantization row{.kind = Quantization::Kind::fp8, .scale_of = ScaleOf::row};
+  for (const Shape& shape : {Shape{}, Shape{1}, Shape{1, 1}}) {
+    EXPECT_TRUE(scale_grid(matrix, 6, 4, shape));
+    EXPECT_FALSE(scale_grid(row, 6, 4, shape));
+  }
+  for (const Shape& shape : {Shape{6}, Shape{6, 1}}) {
+    EXPECT_FALSE(scale_grid(matrix, 6, 4, shape));
+    EXPECT_TRUE(scale_grid(row, 6, 4, shape));
+  }
+}
+
 TEST(ScaleGrid, BlocksMayBeCutAtTheEnds) {
   const Quantization blocks{Quantization::Kind::fp8, 4, 3};
   EXPECT_TRUE(scale_grid(blocks, 6, 7, Shape{2, 3}));
