@@ -411,9 +411,18 @@ HWY_EXPORT(multiply_f32);
 /// with twice as many columns, x passes half as often.
 std::int32_t columns_at_most() {
   using namespace float_product_sizes;
-  constexpr std::int32_t kColumns = 36;
   static const long l2 = sysconf(_SC_LEVEL2_CACHE_SIZE);  // 0 where it is not known
-  return l2 / 3 >= 2 * kColumns * kLine * long{sizeof(float)} ? 2 * kColumns : kColumns;
+  for (const std::int32_t columns : {72, 36})
+    if (columns * kLine * long{sizeof(float)} <= l2 / 3) return columns;
+  return l2 > 0 ? 24 : 36;
+}
+
+/// Of a task with many. All columns pass one after the other while its rows of x stay in L3, where
+/// others want some of it, too.
+std::int32_t rows_at_most(std::int32_t K) {
+  constexpr std::int64_t kInL3 = 4 << 20;  // bytes
+  const std::int64_t row = float_product_sizes::packed_row(K) * std::int64_t{sizeof(float)};
+  return static_cast<std::int32_t>(std::clamp<std::int64_t>(kInL3 / row / 8 * 8, 64, 256));
 }
 
 ProductBlocking blocking(const ProductShape& shape, int threads) {
@@ -421,9 +430,10 @@ ProductBlocking blocking(const ProductShape& shape, int threads) {
   constexpr std::int32_t kWeightsInL2 = 256 << 10;  // bytes
   const std::int32_t depth = std::min(shape.K, kBlockDepth);
   const std::int32_t even = std::max(4, shape.N / (4 * threads));
-  const std::int32_t most =
-      shape.rows <= kReadOnceRows ? kWeightsInL2 / (2 * depth) : columns_at_most();
-  return {1, shape.rows, std::max(4, std::min(even, most) / 4 * 4)};
+  const bool are_many = shape.rows > kReadOnceRows;
+  const std::int32_t columns = are_many ? columns_at_most() : kWeightsInL2 / (2 * depth);
+  return {1, are_many ? std::min(shape.rows, rows_at_most(shape.K)) : shape.rows,
+          std::max(4, std::min(even, columns) / 4 * 4)};
 }
 
 std::size_t packed_bytes(const ProductShape& shape) {
