@@ -9,6 +9,7 @@
 //
 // Few rows read the weights once, as fast as memory gives them, and make floats of them in
 // registers: some columns for all rows, a few rows at a time, while the next columns are fetched.
+// Halves of a step take turns, so that a tile's sums and weights fit into the registers.
 // For many rows the floats of a task's weights are written once, and stay in L2; a tile
 // of rows stays in L1 for kPieceDepth elements while all columns pass by. Meanwhile the columns'
 // sums wait in memory. Lines of both lie so that no two of a tile have the same place in L1.
@@ -37,23 +38,30 @@ namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 using namespace float_product_sizes;
 
-/// Sums of so many rows by so many columns fill half or three quarters of the registers. Few rows
-/// take columns from several places of memory at once.
-constexpr std::int32_t kFewRows = HWY_TARGET <= HWY_AVX3 ? 4 : 3, kFewColumns = 4;
-/// Measured on a Xeon; elsewhere the CPU's own prefetchers are left alone.
-constexpr bool kFetches = HWY_TARGET <= HWY_AVX3;
+constexpr bool kIsWide = HWY_TARGET <= HWY_AVX3;  ///< 32 registers
+/// Sums of so many rows by so many columns fill half or three quarters of the registers. The fewest
+/// rows take columns from some places of memory at once.
+constexpr std::int32_t kFewestRows = kIsWide ? 4 : 3;
+constexpr std::int32_t kFewRows = kIsWide ? 4 : 6, kFewColumns = kIsWide ? 4 : 2;
 constexpr std::int32_t kFetchedColumns = 16;
 constexpr std::int64_t kFetchedBytes = 1024;
 constexpr int kIntoL2 = 2;
-constexpr std::int32_t kManyRows = HWY_TARGET <= HWY_AVX3 ? 8 : 4;
+constexpr std::int32_t kManyRows = kIsWide ? 8 : 4;
 static_assert(kManyRows <= kMostRows);
+/// More are many. Measured on a Zen 3, and for wide vectors on a Xeon.
+constexpr std::int32_t kReadOnceRows = kIsWide ? 16 : 24;
+
+std::int32_t read_once_rows() { return kReadOnceRows; }
 
 std::int32_t smaller(std::int32_t a, std::int32_t b) { return a < b ? a : b; }
+
+// Weights of a type: half() makes floats of one half of kStep elements.
 
 struct OfBf16 {
   static constexpr std::int32_t kBytes = 2;
   static constexpr bool kTakesTurns = true;  ///< elements at odd places come first
-  static HWY_INLINE Pair load(const std::byte* from) {
+  template <int kHalf>
+  static HWY_INLINE Sum half(const std::byte* from) {
     const Floats d;
     const hn::RebindToUnsigned<Floats> d32;
 #if HWY_TARGET == HWY_SCALAR
@@ -64,34 +72,33 @@ struct OfBf16 {
     const hn::Repartition<std::uint8_t, Floats> d8;
     const auto both = hn::BitCast(d32, hn::LoadU(d8, reinterpret_cast<const std::uint8_t*>(from)));
 #endif
-    return {hn::BitCast(d, hn::And(both, hn::Set(d32, 0xffff0000u))),
-            hn::BitCast(d, hn::ShiftLeft<16>(both))};
+    if constexpr (kHalf == 0)
+      return hn::BitCast(d, hn::And(both, hn::Set(d32, 0xffff0000u)));
+    else
+      return hn::BitCast(d, hn::ShiftLeft<16>(both));
   }
 };
 
 struct OfF16 {
   static constexpr std::int32_t kBytes = 2;
   static constexpr bool kTakesTurns = false;
-  static HWY_INLINE Pair load(const std::byte* from) {
+  template <int kHalf>
+  static HWY_INLINE Sum half(const std::byte* from) {
     const Floats d;
     const hn::Rebind<hwy::float16_t, Floats> d16;
-    alignas(64) hwy::float16_t halves[kStep];
-    __builtin_memcpy(halves, from, sizeof halves);
-    return {hn::PromoteTo(d, hn::Load(d16, halves)),
-            hn::PromoteTo(d, hn::LoadU(d16, halves + kLanes))};
+    alignas(64) hwy::float16_t elements[kLanes];
+    __builtin_memcpy(elements, from + kHalf * sizeof elements, sizeof elements);
+    return hn::PromoteTo(d, hn::Load(d16, elements));
   }
 };
 
 struct OfF32 {
   static constexpr std::int32_t kBytes = 4;
   static constexpr bool kTakesTurns = false;
-  static HWY_INLINE Pair load(const std::byte* from) {
-    return {load_one(from), load_one(from + sizeof(float) * kLanes)};
-  }
-
- private:
-  static HWY_INLINE Sum load_one(const std::byte* from) {
+  template <int kHalf>
+  static HWY_INLINE Sum half(const std::byte* from) {
     const Floats d;
+    from += kHalf * sizeof(float) * kLanes;
 #if HWY_TARGET == HWY_SCALAR
     float value;
     __builtin_memcpy(&value, from, sizeof value);
@@ -188,82 +195,106 @@ HWY_INLINE void finish_block(const ProductArgs& args, const Place<kColumns>& at,
 
 // -- few rows -------------------------------------------------------------------------------------
 
-template <int kRows>
-HWY_INLINE void add_step(const float* const (&x)[kRows], std::int64_t k,
-                         const Pair (&columns)[kFewColumns], Sum (&sums)[kRows][kFewColumns]) {
+/// Adds half a step of each column to the sums.
+template <int kHalf, class Weights, int kRows, int kColumns>
+HWY_INLINE void add_half(const float* const (&x)[kRows], const std::byte* const (&w)[kColumns],
+                         Sum (&sums)[kRows][kColumns]) {
   const Floats d;
+  Sum columns[kColumns];
 #pragma GCC unroll 4
+  for (int j = 0; j < kColumns; ++j) columns[j] = Weights::template half<kHalf>(w[j]);
+#pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
-    const Sum first = hn::LoadU(d, x[r] + k), second = hn::LoadU(d, x[r] + k + kLanes);
+    const Sum of_row = hn::LoadU(d, x[r] + kHalf * kLanes);
 #pragma GCC unroll 4
-    for (int j = 0; j < kFewColumns; ++j) {
-      sums[r][j] = hn::MulAdd(columns[j].first, first, sums[r][j]);
-      sums[r][j] = hn::MulAdd(columns[j].second, second, sums[r][j]);
-    }
+    for (int j = 0; j < kColumns; ++j) sums[r][j] = hn::MulAdd(columns[j], of_row, sums[r][j]);
   }
 }
 
-/// What a tile fetches into L2 meanwhile: so many bytes ahead in some of its columns.
+/// What a tile fetches into L2 meanwhile, in each of its columns: of what lies so many bytes ahead
+/// one of some parts, so that each of some passes over the columns fetches as much.
 struct Fetch {
   std::int64_t ahead = 0;
-  std::int32_t first = 0, step = 1;
+  std::int32_t part = 0, parts = 1;
 };
 
 /// A tile over a whole block.
-template <int kRows, class Weights>
-void multiply_few(const ProductArgs& args, const Place<kFewColumns>& at, Fetch fetch) {
+template <class Weights, int kRows, int kColumns>
+void multiply_few(const ProductArgs& args, const Place<kColumns>& at, Fetch fetch) {
   const float* rows[kRows];
   rows_of(args, at.first_row, at.k, rows);
-  const std::byte* w[kFewColumns];
-  for (int j = 0; j < kFewColumns; ++j)
+  const std::byte* w[kColumns];
+  for (int j = 0; j < kColumns; ++j)
     w[j] = args.w + (std::int64_t{at.source(j, args)} * args.shape.K + at.k) * Weights::kBytes;
-  Sum sums[kRows][kFewColumns];
+  Sum sums[kRows][kColumns];
+#pragma GCC unroll 8
   for (auto& row : sums)
-    for (Sum& sum : row) sum = hn::Zero(Floats());
-  Pair columns[kFewColumns];
-  std::int32_t k = 0;
-  for (; k + kStep <= at.depth; k += kStep) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kFewColumns; ++j)
-      columns[j] = Weights::load(w[j] + std::int64_t{k} * Weights::kBytes);
-    if constexpr (kFetches)
-      for (std::int32_t j = fetch.first; j < kFewColumns; j += fetch.step)
-        __builtin_prefetch(w[j] + std::int64_t{k} * Weights::kBytes + fetch.ahead, 0, kIntoL2);
-    add_step<kRows>(rows, k, columns, sums);
+    for (Sum& sum : row) sum = hn::Zero(Floats());
+  const auto add = [&](std::int32_t k, const std::byte* const(&from)[kColumns]) HWY_ATTR {
+    const float* x[kRows];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) x[r] = rows[r] + k;
+    add_half<0, Weights>(x, from, sums);
+    add_half<1, Weights>(x, from, sums);
+  };
+  const std::int64_t fetch_step = std::int64_t{kStep} * Weights::kBytes / fetch.parts;
+  std::int64_t fetched = fetch.ahead + at.depth / kStep * fetch.part * fetch_step;
+  std::int32_t k = 0;
+#pragma GCC unroll 1
+  for (; k + kStep <= at.depth; k += kStep) {
+    const std::byte* here[kColumns];
+#pragma GCC unroll 4
+    for (int j = 0; j < kColumns; ++j) here[j] = w[j] + std::int64_t{k} * Weights::kBytes;
+#pragma GCC unroll 4
+    for (int j = 0; j < kColumns; ++j) __builtin_prefetch(w[j] + fetched, 0, kIntoL2);
+    fetched += fetch_step;
+    add(k, here);
   }
   if (k < at.depth) {
-    for (int j = 0; j < kFewColumns; ++j) {
-      std::byte rest[std::size_t{kStep} * Weights::kBytes] = {};
-      __builtin_memcpy(rest, w[j] + std::int64_t{k} * Weights::kBytes,
+    std::byte rest[kColumns][std::size_t{kStep} * Weights::kBytes] = {};
+    const std::byte* here[kColumns];
+    for (int j = 0; j < kColumns; ++j) {
+      __builtin_memcpy(rest[j], w[j] + std::int64_t{k} * Weights::kBytes,
                        static_cast<std::size_t>((at.depth - k) * Weights::kBytes));
-      columns[j] = Weights::load(rest);
+      here[j] = rest[j];
     }
-    add_step<kRows>(rows, k, columns, sums);
+    add(k, here);
   }
-  finish_block<kRows, kFewColumns>(args, at, sums);
+  finish_block<kRows, kColumns>(args, at, sums);
 }
 
-/// At most kFewRows rows.
-template <class Weights>
-void multiply_few(const ProductArgs& args, std::int32_t rows, const Place<kFewColumns>& at,
+/// So many rows, at most kMostRows.
+template <class Weights, int kMostRows, int kColumns>
+void multiply_few(const ProductArgs& args, std::int32_t rows, const Place<kColumns>& at,
                   Fetch fetch) {
-  if (rows >= kFewRows) return multiply_few<kFewRows, Weights>(args, at, fetch);
-  if (rows == 3) return multiply_few<3, Weights>(args, at, fetch);
-  if (rows == 2) return multiply_few<2, Weights>(args, at, fetch);
-  multiply_few<1, Weights>(args, at, fetch);
+  if constexpr (kMostRows > 1)
+    if (rows < kMostRows) return multiply_few<Weights, kMostRows - 1>(args, rows, at, fetch);
+  multiply_few<Weights, kMostRows>(args, at, fetch);
+}
+
+/// Weights are read once: some long runs of memory side by side.
+template <class Weights, int kMostRows, int kStreams>
+void multiply_streams(const ProductArgs& args) {
+  const std::int32_t apart = (args.columns + kStreams - 1) / kStreams;
+  for (std::int32_t n = 0; n < apart; ++n)
+    for (std::int32_t k = 0; k < args.shape.K; k += kBlockDepth) {
+      Place<kStreams> at{0, {}, k, smaller(kBlockDepth, args.shape.K - k)};
+      for (int j = 0; j < kStreams; ++j) at.column[j] = n + j * apart;
+      multiply_few<Weights, kMostRows>(args, args.rows, at, {kFetchedBytes, 0, 1});
+    }
 }
 
 template <class Weights>
 void multiply_few_rows(const ProductArgs& args) {
-  const std::int32_t quads = (args.columns + kFewColumns - 1) / kFewColumns;
-  const auto depth = [&](std::int32_t k) { return smaller(kBlockDepth, args.shape.K - k); };
-  if (args.rows <= kFewRows) {
-    // Weights are read once: four long runs of memory side by side.
-    for (std::int32_t n = 0; n < quads; ++n)
-      for (std::int32_t k = 0; k < args.shape.K; k += kBlockDepth)
-        multiply_few<Weights>(args, args.rows,
-                              {0, {n, n + quads, n + 2 * quads, n + 3 * quads}, k, depth(k)},
-                              {kFetchedBytes, 0, 1});
+  if (args.rows <= kFewestRows) {
+    // Three rows by four columns need one register more than AVX2 has.
+    if constexpr (kIsWide)
+      multiply_streams<Weights, 4, 4>(args);
+    else if (args.rows == kFewestRows)
+      multiply_streams<Weights, kFewestRows, 3>(args);
+    else
+      multiply_streams<Weights, 2, 4>(args);
     return;
   }
   // Some columns stay in L2 for all rows; meanwhile those behind them are fetched, evenly.
@@ -271,12 +302,16 @@ void multiply_few_rows(const ProductArgs& args) {
   const std::int64_t ahead = std::int64_t{kFetchedColumns} * args.shape.K * Weights::kBytes;
   for (std::int32_t k = 0; k < args.shape.K; k += kBlockDepth)
     for (std::int32_t first = 0; first < args.columns; first += kFetchedColumns)
-      for (std::int32_t pass = 0; pass < passes; ++pass)
-        for (std::int32_t n = first; n < smaller(first + kFetchedColumns, args.columns);
-             n += kFewColumns)
-          multiply_few<Weights>(args, args.rows - pass * kFewRows,
-                                {pass * kFewRows, {n, n + 1, n + 2, n + 3}, k, depth(k)},
-                                {ahead, pass, passes});
+      for (std::int32_t pass = 0, row = 0; pass < passes; ++pass) {
+        const std::int32_t rows = (args.rows - row) / (passes - pass);
+        const std::int32_t end = smaller(first + kFetchedColumns, args.columns);
+        for (std::int32_t n = first; n < end; n += kFewColumns) {
+          Place<kFewColumns> at{row, {}, k, smaller(kBlockDepth, args.shape.K - k)};
+          for (int j = 0; j < kFewColumns; ++j) at.column[j] = n + j;
+          multiply_few<Weights, kFewRows>(args, rows, at, {ahead, pass, passes});
+        }
+        row += rows;
+      }
 }
 
 // -- many rows ------------------------------------------------------------------------------------
@@ -288,17 +323,16 @@ void spread(const ProductArgs& args, std::int32_t block, std::int32_t depth, flo
   for (std::int32_t n = 0; n < args.columns; ++n, to += kLine) {
     const std::byte* w = args.w + (std::int64_t{n} * args.shape.K + block) * Weights::kBytes;
     std::int32_t k = 0;
-    const auto store = [&](const Pair& pair) {
-      hn::Store(pair.first, d, to + k);
-      hn::Store(pair.second, d, to + k + kLanes);
+    const auto store = [&](const std::byte* from) HWY_ATTR {
+      hn::Store(Weights::template half<0>(from), d, to + k);
+      hn::Store(Weights::template half<1>(from), d, to + k + kLanes);
     };
-    for (; k + kStep <= depth; k += kStep)
-      store(Weights::load(w + std::int64_t{k} * Weights::kBytes));
+    for (; k + kStep <= depth; k += kStep) store(w + std::int64_t{k} * Weights::kBytes);
     if (k == depth) continue;
     std::byte rest[std::size_t{kStep} * Weights::kBytes] = {};
     __builtin_memcpy(rest, w + std::int64_t{k} * Weights::kBytes,
                      static_cast<std::size_t>((depth - k) * Weights::kBytes));
-    store(Weights::load(rest));
+    store(rest);
   }
 }
 
@@ -406,6 +440,9 @@ HWY_EXPORT(pack_plain);
 HWY_EXPORT(multiply_bf16);
 HWY_EXPORT(multiply_f16);
 HWY_EXPORT(multiply_f32);
+HWY_EXPORT(read_once_rows);
+
+bool are_many(std::int32_t rows) { return rows > HWY_DYNAMIC_DISPATCH(read_once_rows)(); }
 
 /// Of a task with many rows. Their floats are to stay in L2 while all rows of x pass through it:
 /// with twice as many columns, x passes half as often.
@@ -430,9 +467,9 @@ ProductBlocking blocking(const ProductShape& shape, int threads) {
   constexpr std::int32_t kWeightsInL2 = 256 << 10;  // bytes
   const std::int32_t depth = std::min(shape.K, kBlockDepth);
   const std::int32_t even = std::max(4, shape.N / (4 * threads));
-  const bool are_many = shape.rows > kReadOnceRows;
-  const std::int32_t columns = are_many ? columns_at_most() : kWeightsInL2 / (2 * depth);
-  return {1, are_many ? std::min(shape.rows, rows_at_most(shape.K)) : shape.rows,
+  const bool is_large = are_many(shape.rows);
+  const std::int32_t columns = is_large ? columns_at_most() : kWeightsInL2 / (2 * depth);
+  return {1, is_large ? std::min(shape.rows, rows_at_most(shape.K)) : shape.rows,
           std::max(4, std::min(even, columns) / 4 * 4)};
 }
 
@@ -443,7 +480,7 @@ std::size_t packed_bytes(const ProductShape& shape) {
 
 std::size_t scratch_bytes(const ProductShape& shape, const ProductBlocking& cut) {
   using namespace float_product_sizes;
-  if (shape.rows <= kReadOnceRows) return 0;
+  if (!are_many(shape.rows)) return 0;
   constexpr std::size_t kVector = 16;  // floats, at most
   const auto columns = std::size_t(cut.columns);
   return sizeof(float) * (columns * kLine + (columns + kManyColumns - 1) * kMostRows * kVector);

@@ -19,7 +19,6 @@ namespace float_product_sizes {
 constexpr std::int32_t kBlockDepth = 2048;  ///< elements of K that are added up at a time
 constexpr std::int32_t kPieceDepth = 512;   ///< of these, for which many rows stay in L1
 constexpr std::int32_t kPadding = 32;       ///< a packed row is filled up with zeros to this
-constexpr std::int32_t kReadOnceRows = 16;  ///< more are many
 constexpr std::int32_t kMostRows = 8;       ///< of a tile
 constexpr std::int32_t kManyColumns = 3;    ///< of a tile with many rows
 /// Rows that are multiplied together begin an eighth of a page apart, in pages of 4 KiB.
