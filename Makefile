@@ -24,6 +24,7 @@
 #   make siege     thousands of clients, stewards and daemons killed, every limit tried; from SEED=any
 #   make keeper-kills  the keeper, or a process beside it, killed or stopped at each of the keeper's system calls: an hour
 #   make try-systemd  the daemon's unit under a real systemd, in namespaces (root)
+#   make try-two-nodes  engines, pool and weights on an emulated machine with two memory nodes
 #   make asan      the tests under AddressSanitizer and UBSan        (own build folder);
 #                  ONLY="ipc keeper" for some test programs
 #   make tsan      CUDA kernels, emulated, and the CAF-free tests under ThreadSanitizer (own build folder);
@@ -31,7 +32,7 @@
 #   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang);
 #                  ONLY="http packet" for some targets
 #   make lint      formatting, include rules, clang-tidy
-.PHONY: demo serve page-test test build install package bench bench-peers bench-llama beside-openai beside-vllm-events beside-transformers beside-vllm random chaos matrices mutants enemies harms harms-programs siege keeper-kills try-systemd timing asan tsan tsan-kernels fuzz lint configure packages clean
+.PHONY: demo serve page-test test build install package bench bench-peers bench-llama beside-openai beside-vllm-events beside-transformers beside-vllm random chaos matrices mutants enemies harms harms-programs siege keeper-kills try-systemd try-two-nodes timing asan tsan tsan-kernels fuzz lint configure packages clean
 
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
@@ -151,6 +152,10 @@ keeper-kills: configure
 try-systemd: build
 	@tools/install_packages.sh systemd
 	@tools/service/try_systemd.sh build/bin
+
+try-two-nodes: build
+	@tools/install_packages.sh qemu-system-x86 busybox-static cpio kmod e2fsprogs numactl
+	@tests/tools/placement/two_nodes/run.sh build/bin
 
 asan: packages
 	@cmake --preset asan --log-level=WARNING >/dev/null
