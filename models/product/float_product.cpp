@@ -211,8 +211,9 @@ HWY_INLINE void add_half(const float* const (&x)[kRows], const std::byte* const 
   }
 }
 
-/// What a tile fetches into L2 meanwhile, in each of its columns: of what lies so many bytes ahead
-/// one of some parts, so that each of some passes over the columns fetches as much.
+/// What a tile fetches into L2 meanwhile: of what lies so many bytes ahead one of some parts, so
+/// that each of some passes over the columns fetches as much. A part is some of the
+/// columns, as measured on a Xeon, or a part of each, where a tile has but two.
 struct Fetch {
   std::int64_t ahead = 0;
   std::int32_t part = 0, parts = 1;
@@ -238,17 +239,23 @@ void multiply_few(const ProductArgs& args, const Place<kColumns>& at, Fetch fetc
     add_half<0, Weights>(x, from, sums);
     add_half<1, Weights>(x, from, sums);
   };
-  const std::int64_t fetch_step = std::int64_t{kStep} * Weights::kBytes / fetch.parts;
-  std::int64_t fetched = fetch.ahead + at.depth / kStep * fetch.part * fetch_step;
+  [[maybe_unused]] const std::int64_t fetch_step =
+      std::int64_t{kStep} * Weights::kBytes / fetch.parts;
+  [[maybe_unused]] std::int64_t fetched = fetch.ahead + at.depth / kStep * fetch.part * fetch_step;
   std::int32_t k = 0;
 #pragma GCC unroll 1
   for (; k + kStep <= at.depth; k += kStep) {
     const std::byte* here[kColumns];
 #pragma GCC unroll 4
     for (int j = 0; j < kColumns; ++j) here[j] = w[j] + std::int64_t{k} * Weights::kBytes;
+    if constexpr (kIsWide) {
+      for (std::int32_t j = fetch.part; j < kColumns; j += fetch.parts)
+        __builtin_prefetch(here[j] + fetch.ahead, 0, kIntoL2);
+    } else {
 #pragma GCC unroll 4
-    for (int j = 0; j < kColumns; ++j) __builtin_prefetch(w[j] + fetched, 0, kIntoL2);
-    fetched += fetch_step;
+      for (int j = 0; j < kColumns; ++j) __builtin_prefetch(w[j] + fetched, 0, kIntoL2);
+      fetched += fetch_step;
+    }
     add(k, here);
   }
   if (k < at.depth) {
