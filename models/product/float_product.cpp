@@ -111,9 +111,12 @@ struct OfF32 {
   }
 };
 
+/// Rounds kStep elements to bf16: those at odd places first.
 #if HWY_TARGET == HWY_SCALAR
 void round_step(const float* from, float* to) {
-  for (int i = 0; i < kStep; ++i) to[i] = float_of_bf16(bf16_of_float(from[i]));
+  static_assert(kStep == 2);
+  to[0] = float_of_bf16(bf16_of_float(from[1]));
+  to[1] = float_of_bf16(bf16_of_float(from[0]));
 }
 #else
 HWY_INLINE Sum rounded(Sum value) {
@@ -127,7 +130,6 @@ HWY_INLINE Sum rounded(Sum value) {
   return hn::BitCast(d, hn::And(hn::IfThenElse(is_nan, quiet, nearest), hn::Set(d32, 0xffff0000u)));
 }
 
-/// Rounds kStep elements to bf16: those at odd places first.
 void round_step(const float* from, float* to) {
   const Floats d;
   const Sum low = rounded(hn::LoadU(d, from)), high = rounded(hn::LoadU(d, from + kLanes));
