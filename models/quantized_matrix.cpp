@@ -334,7 +334,8 @@ bool is_quantized(const SafetensorsDirectory& files, const ModelTensor& listed,
   return codes != listed.weight_name() || entry->dtype == form_of(listed, how).dtype;
 }
 
-Expected<void> check_codes_are_used(const SafetensorsDirectory& files, const ModelConfig& config) {
+Expected<void> check_codes_are_used(const SafetensorsDirectory& files, const ModelConfig& config,
+                                    const std::vector<ModelTensor>& tensors) {
   const Quantization& how = config.quantization;
   const ModelTensor lm_head{.name = "lm_head", .rows = 1, .columns = 1};
   if (config.tie_word_embeddings && is_quantized(files, lm_head, how))
@@ -342,7 +343,7 @@ Expected<void> check_codes_are_used(const SafetensorsDirectory& files, const Mod
                    files.where(names_of(files, lm_head, how).codes) +
                        " is there, but config.json says tie_word_embeddings = true, so that it "
                        "would not be used; one of them is wrong");
-  for (const ModelTensor& listed : model_tensors(config)) {
+  for (const ModelTensor& listed : tensors) {
     if (listed.is_vector() || is_quantized(files, listed, how)) continue;
     if (files.entry(listed.weight_name()) != nullptr) continue;
     for (const char* const codes : {".qweight", ".weight_packed"})

@@ -36,8 +36,11 @@ constexpr Dtype dtype_of_quantized(Dtype model) {
 
 /// Refuses files with codes that would not be used: of a matrix of which config.json does not say
 /// that it is quantized, or of an output matrix that it says is tied to the embedding.
+///
+/// \param tensors  model_tensors() of the config
 [[nodiscard]] Expected<void> check_codes_are_used(const SafetensorsDirectory& files,
-                                                  const ModelConfig& config);
+                                                  const ModelConfig& config,
+                                                  const std::vector<ModelTensor>& tensors);
 
 /// A matrix in codes, which stay in the file. The shapes of its tensors are checked, its scales,
 /// and whether what its zeros and groups say agrees with config.json.

@@ -258,11 +258,11 @@ Expected<TransformerWeights> TransformerWeights::load(const std::filesystem::pat
                                                       const LoadProgress& progress) {
   auto files = SafetensorsDirectory::open(directory);
   if (!files) return forward_error(files);
-  if (auto used = check_codes_are_used(*files, config); !used) return forward_error(used);
+  const auto tensors = model_tensors(config);
+  if (auto used = check_codes_are_used(*files, config, tensors); !used) return forward_error(used);
   TransformerWeights weights;
   weights.files = std::move(*files);
   weights.layers.resize(config.layers);
-  const auto tensors = model_tensors(config);
   TensorReader reader(weights.files, config, count_with_biases(tensors), progress);
   for (const ModelTensor& listed : tensors) {
     switch (listed.use) {

@@ -217,6 +217,7 @@ Expected<void> send_all(Uploader& uploader, const ModelConfig& config,
                         const LoadProgress& progress) {
   const GpuWeights weights(config);
   const auto listed = model_tensors(config);
+  if (auto used = check_codes_are_used(files, config, listed); !used) return used;
   const auto computed = ComputedTensors::of(config, files);
   if (!computed) return forward_error(computed);
   auto sent = computed->send(uploader, weights, region);
@@ -266,7 +267,6 @@ Expected<void> upload_weights(Device& device, const ModelConfig& config,
                               const SafetensorsDirectory& files, std::byte* region,
                               const LoadProgress& progress) {
   if (auto supported = check_gpu_model(config); !supported) return supported;
-  if (auto used = check_codes_are_used(files, config); !used) return used;
   auto uploader = Uploader::create(device);
   if (!uploader) return forward_error(uploader);
   auto sent = send_all(*uploader, config, files, region, progress);

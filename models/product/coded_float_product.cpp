@@ -62,6 +62,11 @@ constexpr std::int32_t kFewRows = HWY_TARGET <= HWY_AVX3 ? 4 : 3;
 using Numbers = hn::RebindToUnsigned<Floats>;
 using Bits = hn::Vec<Numbers>;
 
+/// kStep weights.
+struct Pair {
+  Sum first, second;
+};
+
 /// bf16 values as floats.
 HWY_INLINE Sum rounded(Sum value) {
   return hn::BitCast(Floats(),

@@ -51,11 +51,6 @@ constexpr std::int32_t kLanes = hn::MaxLanes(Floats());
 constexpr std::int32_t kStep = 2 * kLanes;
 static_assert(float_product_sizes::kPadding % kStep == 0);
 
-/// kStep weights.
-struct Pair {
-  Sum first, second;
-};
-
 HWY_INLINE const float* packed_x(const ProductArgs& args, std::int32_t row) {
   return reinterpret_cast<const float*>(args.packed) +
          (args.first_row + row) * float_product_sizes::packed_row(args.shape.K);

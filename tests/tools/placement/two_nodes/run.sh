@@ -17,7 +17,8 @@ kernel=$work/kernel
 if [ ! -d "$kernel/lib/modules" ]; then
   mkdir -p "$kernel"
   package=$(apt-cache depends linux-image-amd64 | sed -n 's/.*Depends: \(linux-image-[0-9].*-amd64\)$/\1/p' | head -1)
-  (cd "$kernel" && apt-get download "$package" 2>/dev/null && dpkg-deb -x linux-image-*.deb . && rm linux-image-*.deb)
+  (cd "$kernel" && apt-get download "$package" && dpkg-deb -x linux-image-*.deb . && rm linux-image-*.deb) ||
+    { echo "two_nodes: cannot get a kernel: apt-get download '$package' failed; it takes Debian's package linux-image-amd64" >&2; exit 1; }
   depmod -b "$kernel" "$(ls "$kernel/lib/modules")"
 fi
 version=$(ls "$kernel/lib/modules")
@@ -26,7 +27,7 @@ version=$(ls "$kernel/lib/modules")
 disk=$work/disk
 rm -rf "$disk" && mkdir -p "$disk"/{bin,dev,proc,sys,tmp,run}
 cp "$(command -v busybox)" "$disk/bin/"
-for applet in sh awk cut grep head kill mkdir mount poweroff sed seq sleep sort tr wc; do ln -s busybox "$disk/bin/$applet"; done
+for applet in sh awk cut grep head kill mkdir mount poweroff sed seq sleep sort tr; do ln -s busybox "$disk/bin/$applet"; done
 programs=("$bin"/kvhive "$bin"/kvhived "$bin"/kvhive-* "$(command -v numactl)")
 cp "${programs[@]}" "$disk/bin/"
 cp -r "$root/models/demo" "$disk/model"
