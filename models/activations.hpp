@@ -1,6 +1,9 @@
 #pragma once
 // What a step of Transformer computes with. Private to it.
 
+#include <omp.h>
+
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -20,8 +23,8 @@ struct Activations {
   LineVector<float> k;             ///< [T, G, D]
   LineVector<float> v;             ///< [T, G, D]
   LineVector<float> heads;         ///< [T, H, size of a value], attention's output
-  LineVector<float> gate;          ///< [T, intermediate]
-  LineVector<float> up;            ///< [T, intermediate]
+  LineVector<float> gate;          ///< [inner_rows(T), intermediate]
+  LineVector<float> up;            ///< [inner_rows(T), intermediate]
   LineVector<float> wanted;        ///< [logit rows, hidden]
   LineVector<float> router;        ///< [T, experts], logits
   LineVector<float> mixed;         ///< [T, hidden], the experts' output
@@ -41,6 +44,13 @@ struct Activations {
   ExpertRoutes routes;
   ExpertRows experts;
 
+  /// Tokens that go through a feed-forward network together. What lies between its matrices are the
+  /// widest rows of a step; so many are enough for reading the weights to cost little beside
+  /// multiplying, and have tasks for all threads.
+  static std::size_t inner_rows(std::size_t tokens) {
+    return std::min(tokens, std::max<std::size_t>(1024, 64 * omp_get_max_threads()));
+  }
+
   using Rows = LineVector<float> Activations::*;
 
   /// Calls `visit` with each of the rows and how many floats it needs.
@@ -58,7 +68,7 @@ struct Activations {
     else
       for (const Rows rows : {&Activations::k, &Activations::v}) visit(rows, keys);
     for (const Rows rows : {&Activations::gate, &Activations::up})
-      visit(rows, tokens * config.intermediate_size);
+      visit(rows, inner_rows(tokens) * config.intermediate_size);
     visit(&Activations::wanted, logit_rows * config.hidden_size);
     if (config.experts == 0) return;
     visit(&Activations::router, tokens * config.experts);

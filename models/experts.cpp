@@ -155,8 +155,8 @@ void run_experts(const ExpertRoutes& routes, std::span<const ExpertWeights> expe
       const auto from = rows_of(rows.x, at, of_expert, hidden);
       const auto gate = rows_of(rows.gate, at, of_expert, inner);
       const auto up = rows_of(rows.up, at, of_expert, inner);
-      experts[e].gate->apply(from, gate);
-      experts[e].up->apply(from, up);
+      const Matmul::Output outputs[] = {{&*experts[e].gate, gate}, {&*experts[e].up, up}};
+      Matmul::apply_all(from, outputs);
       silu_multiply(gate, up);
       experts[e].down->apply(gate, rows_of(rows.y, at, of_expert, hidden));
     };

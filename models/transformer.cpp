@@ -1,7 +1,9 @@
 #include "models/transformer.hpp"
 
 #include <algorithm>
+#include <boost/container/small_vector.hpp>
 #include <cmath>
+#include <initializer_list>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -41,6 +43,16 @@ void tune_queries(const ModelConfig& config, std::span<const std::int32_t> posit
   }
 }
 
+/// Some tokens of a batch.
+struct TokenRange {
+  std::size_t first = 0, count = 0;
+
+  /// Where a place in the batch is in the range, or its nearest end.
+  std::size_t within(std::int32_t token) const {
+    return std::clamp(static_cast<std::size_t>(token), first, first + count) - first;
+  }
+};
+
 }  // namespace
 
 struct Transformer::State {
@@ -56,9 +68,20 @@ struct Transformer::State {
   std::vector<float> ones =
       std::vector<float>(config.head_size, 1.0f);  ///< of norms without weights
 
-  /// The product of a layer's matrix, and what the sequences' adapters add to it.
-  void multiply(const ForwardBatch& batch, const LayerWeights& layer, LayerWeight weight,
-                std::span<const float> from, std::span<float> to);
+  struct Product {
+    LayerWeight weight;
+    std::span<float> to;
+  };
+  /// Products of some tokens' rows by a layer's matrices, and what the sequences' adapters add.
+  void multiply(const ForwardBatch& batch, const LayerWeights& layer, const TokenRange& tokens,
+                std::span<const float> from, std::initializer_list<Product> products);
+  /// Of all tokens' rows.
+  void multiply(const ForwardBatch& batch, const LayerWeights& layer, std::span<const float> from,
+                std::initializer_list<Product> products) {
+    multiply(batch, layer, {0, batch.tokens.size()}, from, products);
+  }
+  void adapt(const ForwardBatch& batch, const LayerWeights& layer, const TokenRange& tokens,
+             std::span<const float> from, const Product& product);
   void embed(const ForwardBatch& batch);
   void attend(const ForwardBatch& batch, std::int32_t index, const PagedKv& layer_kv,
               GroupId group);
@@ -98,21 +121,29 @@ void Transformer::State::norm(const LayerWeights& layer, LayerWeight weight,
 }
 
 void Transformer::State::multiply(const ForwardBatch& batch, const LayerWeights& layer,
-                                  LayerWeight weight, std::span<const float> from,
-                                  std::span<float> to) {
-  layer.product(weight).apply(from, to);
+                                  const TokenRange& tokens, std::span<const float> from,
+                                  std::initializer_list<Product> products) {
+  boost::container::small_vector<Matmul::Output, 3> outputs;
+  for (const auto& [weight, to] : products) outputs.push_back({&layer.product(weight), to});
+  Matmul::apply_all(from, {outputs.data(), outputs.size()});
   if (batch.adapters.empty()) return;
+  for (const Product& product : products) adapt(batch, layer, tokens, from, product);
+}
+
+void Transformer::State::adapt(const ForwardBatch& batch, const LayerWeights& layer,
+                               const TokenRange& tokens, std::span<const float> from,
+                               const Product& product) {
   const auto index = static_cast<std::int32_t>(&layer - weights.layers.data());
-  const std::size_t in = from.size() / batch.tokens.size(), out = to.size() / batch.tokens.size();
+  const std::size_t in = from.size() / tokens.count, out = product.to.size() / tokens.count;
   for (std::size_t b = 0; b < batch.adapters.size();) {
     const std::int32_t adapter = batch.adapters[b];
-    const auto first = static_cast<std::size_t>(batch.query_start[b]);
+    const std::size_t begin = tokens.within(batch.query_start[b]);
     while (b < batch.adapters.size() && batch.adapters[b] == adapter) ++b;
-    const std::size_t count = static_cast<std::size_t>(batch.query_start[b]) - first;
+    const std::size_t count = tokens.within(batch.query_start[b]) - begin;
     if (adapter < 0 || count == 0) continue;
     KV_CHECK(std::size_t(adapter) < adapters.size(), adapter, adapters.size());
-    adapters[std::size_t(adapter)].add(index, weight, from.subspan(first * in, count * in),
-                                       to.subspan(first * out, count * out), rows.adapted);
+    adapters[std::size_t(adapter)].add(index, product.weight, from.subspan(begin * in, count * in),
+                                       product.to.subspan(begin * out, count * out), rows.adapted);
   }
 }
 
@@ -137,9 +168,8 @@ void Transformer::State::attend(const ForwardBatch& batch, std::int32_t index,
   LayerWeights& layer = weights.layers[index];
   const PagedKv kv = with_scales(layer_kv, layer.kv_scales);
   norm(layer, LayerWeight::input_norm, rows.hidden, rows.normed);
-  multiply(batch, layer, LayerWeight::q, rows.normed, rows.q);
-  multiply(batch, layer, LayerWeight::k, rows.normed, rows.k);
-  multiply(batch, layer, LayerWeight::v, rows.normed, rows.v);
+  multiply(batch, layer, rows.normed,
+           {{LayerWeight::q, rows.q}, {LayerWeight::k, rows.k}, {LayerWeight::v, rows.v}});
   if (config.has(LayerWeight::q_norm)) {
     norm(layer, LayerWeight::q_norm, rows.q, rows.q);
     norm(layer, LayerWeight::k_norm, rows.k, rows.k);
@@ -164,7 +194,7 @@ void Transformer::State::attend(const ForwardBatch& batch, std::int32_t index,
                     .chunk = config.chunk_of(index),
                     .soft_cap = config.attention_soft_cap,
                     .scale = config.score_scale()});
-  multiply(batch, layer, LayerWeight::o, rows.heads, rows.normed);
+  multiply(batch, layer, rows.heads, {{LayerWeight::o, rows.normed}});
   if (config.has_norms_behind())
     norm(layer, LayerWeight::post_attention_norm, rows.normed, rows.normed);
   add_in_place(rows.hidden, rows.normed);
@@ -174,17 +204,18 @@ void Transformer::State::attend(const ForwardBatch& batch, std::int32_t index,
 void Transformer::State::project_latents(const ForwardBatch& batch, const LayerWeights& layer) {
   const LatentShape& shape = config.latent;
   if (shape.query_rank > 0) {
-    multiply(batch, layer, LayerWeight::q_a, rows.normed, rows.narrow_q);
+    multiply(batch, layer, rows.normed,
+             {{LayerWeight::q_a, rows.narrow_q}, {LayerWeight::kv_a, rows.kv_row}});
     rms_norm(rows.narrow_q, layer.norm(LayerWeight::q_a_norm), kLatentEps, rows.narrow_q);
-    multiply(batch, layer, LayerWeight::q_b, rows.narrow_q, rows.q);
+    multiply(batch, layer, rows.narrow_q, {{LayerWeight::q_b, rows.q}});
   } else {
-    multiply(batch, layer, LayerWeight::q, rows.normed, rows.q);
+    multiply(batch, layer, rows.normed,
+             {{LayerWeight::q, rows.q}, {LayerWeight::kv_a, rows.kv_row}});
   }
   layer.heads->absorb(rows.q, rows.row_q, rows.head_scratch);
   rope.rotate_neighbours(std::span(rows.row_q).subspan(shape.rank), shape.row(), config.heads,
                          rows.angles);
 
-  multiply(batch, layer, LayerWeight::kv_a, rows.normed, rows.kv_row);
   for (std::size_t t = 0; t < batch.tokens.size(); ++t) {
     const float* const row = &rows.kv_row[t * shape.row()];
     std::copy_n(row, shape.rank, &rows.latent[t * shape.rank]);
@@ -214,7 +245,7 @@ void Transformer::State::attend_latents(const ForwardBatch& batch, const LayerWe
                             .M = batch.max_blocks,
                             .scale = config.score_scale()});
   layer.heads->expand(rows.attended, rows.heads, rows.head_scratch);
-  multiply(batch, layer, LayerWeight::o, rows.heads, rows.normed);
+  multiply(batch, layer, rows.heads, {{LayerWeight::o, rows.normed}});
   add_in_place(rows.hidden, rows.normed);
 }
 
@@ -230,15 +261,22 @@ void Transformer::State::feed_forward(const ForwardBatch& batch, const LayerWeig
   add_in_place(rows.hidden, rows.normed);
 }
 
-/// One feed-forward network, from `normed` to `normed`.
+/// One feed-forward network, from `normed` to `normed`, for some tokens after the others.
 void Transformer::State::run_dense(const ForwardBatch& batch, const LayerWeights& layer) {
-  multiply(batch, layer, LayerWeight::gate, rows.normed, rows.gate);
-  multiply(batch, layer, LayerWeight::up, rows.normed, rows.up);
-  if (config.architecture->family == Family::gemma)
-    gelu_multiply(rows.gate, rows.up);
-  else
-    silu_multiply(rows.gate, rows.up);
-  multiply(batch, layer, LayerWeight::down, rows.gate, rows.normed);
+  const std::size_t all = batch.tokens.size(), together = Activations::inner_rows(all);
+  for (std::size_t first = 0; first < all; first += together) {
+    const TokenRange tokens{first, std::min(together, all - first)};
+    const auto normed = std::span(rows.normed)
+                            .subspan(first * config.hidden_size, tokens.count * config.hidden_size);
+    const auto gate = std::span(rows.gate).first(tokens.count * config.intermediate_size);
+    const auto up = std::span(rows.up).first(gate.size());
+    multiply(batch, layer, tokens, normed, {{LayerWeight::gate, gate}, {LayerWeight::up, up}});
+    if (config.architecture->family == Family::gemma)
+      gelu_multiply(gate, up);
+    else
+      silu_multiply(gate, up);
+    multiply(batch, layer, tokens, gate, {{LayerWeight::down, normed}});
+  }
 }
 
 /// The experts that the router chooses, from `normed` to `normed`.
@@ -259,8 +297,9 @@ void Transformer::State::run_sparse(const LayerWeights& layer) {
 
 /// The experts that compute every token, from `normed`; added to `mixed`.
 void Transformer::State::run_shared(const LayerWeights& layer) {
-  layer.product(LayerWeight::shared_gate).apply(rows.normed, rows.shared_gate);
-  layer.product(LayerWeight::shared_up).apply(rows.normed, rows.shared_up);
+  const Matmul::Output outputs[] = {{&layer.product(LayerWeight::shared_gate), rows.shared_gate},
+                                    {&layer.product(LayerWeight::shared_up), rows.shared_up}};
+  Matmul::apply_all(rows.normed, outputs);
   silu_multiply(rows.shared_gate, rows.shared_up);
   layer.product(LayerWeight::shared_down).apply(rows.shared_gate, rows.shared);
   add_in_place(rows.mixed, rows.shared);

@@ -51,14 +51,25 @@ class Matmul {
   /// \threads  any number at once
   void apply(std::span<const float> x, std::span<float> y) const;
 
+  struct Output {
+    const Matmul* weights = nullptr;
+    std::span<float> y;  ///< [rows, N]
+  };
+  /// Products of one x by several matrices, such as a layer's q, k and v: the same bits, but x is
+  /// packed once, no thread waits for the others between them, and small ones are shared out, too.
+  static void apply_all(std::span<const float> x, std::span<const Output> outputs);
+
   /// Bytes of weights that are this object's own: those handed over, and scales.
   std::size_t owned_bytes() const {
     return owned_.size() + (coded_ ? coded_->matrix.owned_bytes() : std::size_t{0});
   }
 
  private:
+  class Product;
+
   void check() const;
   std::int32_t checked_rows(std::span<const float> x, std::span<float> y) const;
+  static void run(std::span<const float> x, std::span<Product> products);
 
   MatmulWeights weights_;  ///< without bytes, if there are codes
   std::optional<CodedWeights> coded_;

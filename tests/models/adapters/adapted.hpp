@@ -122,7 +122,7 @@ class AdaptedRunner {
   /// Computes a batch over an arena of kBlocks blocks of this layout.
   using Forward =
       std::function<void(const ForwardBatch&, const KvLayout&, std::span<float> logits)>;
-  static constexpr std::uint32_t kBlocks = 8, kBlockSize = 64;
+  static constexpr std::uint32_t kBlocks = 48, kBlockSize = 64;
 
   AdaptedRunner(const ModelConfig& config, Forward forward)
       : vocab_(config.vocab_size), layout_(layout_of(config)), forward_(std::move(forward)) {}

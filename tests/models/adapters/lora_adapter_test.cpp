@@ -2,7 +2,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <omp.h>
 
+#include "models/activations.hpp"
 #include "tests/models/adapters/adapted.hpp"
 
 namespace kvhive {
@@ -108,6 +110,25 @@ TEST_F(LoraAdapterTest, SeveralAdaptersInABatchDoNotChangeBits) {
 
   AdaptedRunner runner = runner_of(llama_);
   EXPECT_EQ(side_by_side(runner, tokens_), alone);
+}
+
+/// More tokens than go through a feed-forward network together, with a part's end in a sequence.
+TEST_F(LoraAdapterTest, PartsOfABatchDoNotChangeBits) {
+  const Adapter first(3, 4, 8, kAllMatrices), second(9, 2, 4, {"q_proj", "down_proj"});
+  ASSERT_TRUE(llama_.add_adapter(first.path()).has_value());
+  ASSERT_TRUE(llama_.add_adapter(second.path()).has_value());
+  const int before = omp_get_max_threads();
+  omp_set_num_threads(2);  // parts grow with them
+  std::vector<AdaptedRunner::Feed> feeds;
+  for (std::uint32_t block = 0; block < AdaptedRunner::kBlocks; ++block)
+    feeds.push_back({block, static_cast<std::int32_t>(block % 3) - 1, tokens_});
+  const std::size_t all = feeds.size() * tokens_.size(), part = Activations::inner_rows(all);
+  EXPECT_LT(part, all);
+  EXPECT_NE(part % tokens_.size(), 0u);
+  const auto logits = runner_of(llama_).step(feeds);
+  for (const auto& feed : feeds)
+    EXPECT_EQ(logits[feed.block], logits_of(llama_, feed.adapter, tokens_)) << feed.block;
+  omp_set_num_threads(before);
 }
 
 // -- what is refused ------------------------------------------------------------------------------

@@ -6,11 +6,11 @@
 
 #include <cmath>
 #include <cstring>
-#include <random>
 
 #include "models/product/matmul.hpp"
 #include "models/quantization/coded_rows.hpp"
 #include "tests/emulated/arithmetic.hpp"
+#include "tests/models/product/random_floats.hpp"
 #include "tests/models/quantization/random_codes.hpp"
 
 namespace kvhive {
@@ -18,15 +18,7 @@ namespace {
 
 using testing_support::all_arithmetics, testing_support::Arithmetic, testing_support::ComputedBy;
 using testing_support::every_form, testing_support::Form, testing_support::RandomCodes;
-using testing_support::name_of, testing_support::runs_here;
-
-std::vector<float> random_floats(std::size_t count, std::uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (auto& value : values) value = normal(random);
-  return values;
-}
+using testing_support::name_of, testing_support::random_floats, testing_support::runs_here;
 
 class CodedProduct : public testing::TestWithParam<Form> {
  protected:
@@ -69,6 +61,30 @@ TEST_P(CodedProduct, HasTheBitsOfItsValuesWhereItIsCut) {
     }
   }
   omp_set_num_threads(before);
+}
+
+/// Beside products of the same x by other codes and by weights without codes.
+TEST_P(CodedProduct, HasTheBitsOfItsValuesBesideOthers) {
+  constexpr std::int32_t kN = 96, kK = 2560;
+  const RandomCodes codes(GetParam(), kN, kK), few(GetParam(), 24, kK);
+  const Matmul coded(codes.matrix, Dtype::bf16, {}), narrow(few.matrix, Dtype::bf16, {});
+  const Matmul plain({Dtype::bf16, kN, kK, {}}, values_of(codes.matrix, Dtype::bf16), {});
+  for (const Arithmetic& arithmetic : all_arithmetics()) {
+    if (!runs_here(arithmetic)) continue;
+    const ComputedBy computed_by(arithmetic);
+    for (const std::size_t rows : {std::size_t{2}, std::size_t{20}}) {
+      const auto x = random_floats(rows * kK, 3);
+      std::vector<float> first(rows * kN), second(rows * 24), third(rows * kN);
+      std::vector<float> wide(rows * kN), thin(rows * 24);
+      const Matmul::Output outputs[] = {{&coded, first}, {&narrow, second}, {&plain, third}};
+      Matmul::apply_all(x, outputs);
+      plain.apply(x, wide);
+      narrow.apply(x, thin);
+      EXPECT_EQ(first, wide) << name_of(arithmetic) << ", rows " << rows;
+      EXPECT_EQ(second, thin) << name_of(arithmetic) << ", rows " << rows;
+      EXPECT_EQ(third, wide) << name_of(arithmetic) << ", rows " << rows;
+    }
+  }
 }
 
 /// Values that are denormals, or become infinite: computed row by row as many rows are.

@@ -7,24 +7,16 @@
 #include <cmath>
 #include <cstring>
 #include <optional>
-#include <random>
 #include <tuple>
 
 #include "tests/emulated/arithmetic.hpp"
+#include "tests/models/product/random_floats.hpp"
 
 namespace kvhive {
 namespace {
 
 using testing_support::all_arithmetics, testing_support::Arithmetic, testing_support::ComputedBy;
-using testing_support::name_of, testing_support::runs_here;
-
-std::vector<float> random_floats(std::size_t count, std::uint32_t seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  std::vector<float> values(count);
-  for (auto& value : values) value = normal(random);
-  return values;
-}
+using testing_support::name_of, testing_support::random_floats, testing_support::runs_here;
 
 /// Values and how they are stored.
 struct Stored {
@@ -154,6 +146,47 @@ TEST(Matmul, TakesNoRows) {
   const auto weights = store(random_floats(6, 1), Dtype::f32);
   const Matmul matmul({Dtype::f32, 2, 3, weights.bytes}, {});
   matmul.apply({}, {});
+}
+
+/// Products of one x by matrices of several sizes and types, side by side: those of each alone.
+TEST(Matmul, ProductsOfOneXAreThoseOfEachAlone) {
+  constexpr std::int32_t kK = 2085;
+  struct Matrix {
+    Dtype dtype;
+    std::int32_t N;
+  };
+  for (const auto& matrices : {std::vector<Matrix>{{Dtype::bf16, 300}, {Dtype::bf16, 1}},
+                               {{Dtype::bf16, 300}, {Dtype::bf16, 40}, {Dtype::bf16, 33}},
+                               {{Dtype::bf16, 90}, {Dtype::f16, 40}, {Dtype::f16, 300}},
+                               {{Dtype::f32, 7}, {Dtype::f32, 90}, {Dtype::bf16, 40}}}) {
+    std::vector<Stored> stored;
+    std::vector<Matmul> matmuls;
+    for (const auto& [dtype, N] : matrices)
+      stored.push_back(store(random_floats(std::size_t(N) * kK, stored.size()), dtype));
+    for (std::size_t i = 0; i < matrices.size(); ++i)
+      matmuls.emplace_back(
+          MatmulWeights{matrices[i].dtype, matrices[i].N, kK, stored[i].bytes},
+          i == 1 ? random_floats(std::size_t(matrices[i].N), 9) : std::vector<float>{});
+    for (const Arithmetic& arithmetic : all_arithmetics()) {
+      if (!runs_here(arithmetic)) continue;
+      const ComputedBy computed_by(arithmetic);
+      for (const std::size_t rows : {std::size_t{1}, std::size_t{18}, std::size_t{70}}) {
+        const auto x = random_floats(rows * kK, 7);
+        std::vector<std::vector<float>> alone, together;
+        std::vector<Matmul::Output> outputs;
+        for (const auto& [dtype, N] : matrices) {
+          alone.emplace_back(rows * std::size_t(N));
+          together.emplace_back(rows * std::size_t(N));
+        }
+        for (std::size_t i = 0; i < matrices.size(); ++i) {
+          matmuls[i].apply(x, alone[i]);
+          outputs.push_back({&matmuls[i], together[i]});
+        }
+        Matmul::apply_all(x, outputs);
+        EXPECT_EQ(together, alone) << name_of(arithmetic) << ", rows " << rows;
+      }
+    }
+  }
 }
 
 /// Weights that begin at any byte, for few and for many rows.
