@@ -8,6 +8,8 @@
 #include <new>
 #include <vector>
 
+#include "base/huge_pages.hpp"
+
 namespace kvhive {
 
 template <class T>
@@ -19,12 +21,12 @@ struct LineAllocator {
   LineAllocator(const LineAllocator<U>&) {}  // NOLINT: allocators convert
 
   T* allocate(std::size_t count) {
-    constexpr std::size_t kLine = 64, kHuge = std::size_t{2} << 20;
+    constexpr std::size_t kLine = 64;
     const std::size_t bytes = count * sizeof(T);
-    const std::size_t unit = bytes >= 2 * kHuge ? kHuge : kLine;
+    const std::size_t unit = bytes >= 2 * kHugePage ? kHugePage : kLine;
     void* const memory = std::aligned_alloc(unit, (bytes + unit - 1) / unit * unit);
     if (memory == nullptr) throw std::bad_alloc();
-    if (unit == kHuge) ::madvise(memory, bytes, MADV_HUGEPAGE);  // a hint; without it it works
+    if (unit == kHugePage) ::madvise(memory, bytes, MADV_HUGEPAGE);  // a hint; without it it works
     return static_cast<T*>(memory);
   }
   void deallocate(T* memory, std::size_t) { std::free(memory); }

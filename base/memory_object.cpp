@@ -8,8 +8,6 @@
 #include <algorithm>
 #include <boost/interprocess/exceptions.hpp>
 #include <cerrno>
-#include <chrono>
-#include <cstdint>
 
 #include "base/byte_size.hpp"
 
@@ -33,48 +31,6 @@ struct BoostHandle {
 #ifndef MADV_POPULATE_READ  // Linux 5.14
 #define MADV_POPULATE_READ 22
 #endif
-#ifndef MADV_COLLAPSE  // Linux 6.1
-#define MADV_COLLAPSE 25
-#endif
-
-/// An unused address range of `bytes`, aligned to huge pages; null if there is none. Before
-/// Linux 6.7 the kernel does not choose such an address by itself. Another thread may map something
-/// there before the caller does.
-void* aligned_place(std::size_t bytes) {
-  if (bytes < kHugePage) return nullptr;
-  void* found = mmap(nullptr, bytes + kHugePage, PROT_NONE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (found == MAP_FAILED) return nullptr;
-  munmap(found, bytes + kHugePage);
-  const auto address = reinterpret_cast<std::uintptr_t>(found);
-  return reinterpret_cast<void*>((address + kHugePage - 1) / kHugePage * kHugePage);
-}
-
-/// Backs an empty memfd with huge pages from its start, until the kernel has no more of them or 5 s
-/// have passed; the rest gets small pages later. MADV_COLLAPSE works even if
-/// /sys/kernel/mm/transparent_hugepage/shmem_enabled is "never", the default. It needs a mapping,
-/// and one small page in each range that becomes a huge page.
-void take_huge_pages(int fd, std::size_t bytes) {
-  constexpr std::size_t kStep = 32 * kHugePage;
-  constexpr std::chrono::seconds kPatience{5};  // slower: free memory is too fragmented
-  void* place = aligned_place(bytes);
-  if (place == nullptr || ftruncate(fd, static_cast<off_t>(bytes)) != 0) return;
-  void* map = mmap(place, bytes, PROT_READ, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0);
-  if (map == MAP_FAILED) return;
-  const auto take_small_page = [fd](std::size_t at) {
-    return posix_fallocate(fd, static_cast<off_t>(at), 1) == 0;
-  };
-  const auto end = std::chrono::steady_clock::now() + kPatience;
-  for (std::size_t at = 0; at < bytes && std::chrono::steady_clock::now() < end; at += kStep) {
-    const std::size_t step = std::min(kStep, bytes - at);
-    bool is_backed = true;
-    for (std::size_t i = at; i < at + step && is_backed; i += kHugePage)
-      is_backed = take_small_page(i);
-    if (!is_backed || madvise(static_cast<std::byte*>(map) + at, step, MADV_COLLAPSE) != 0) break;
-  }
-  munmap(map, bytes);
-}
-
 /// At an address that huge pages can have, if there is one.
 Expected<bip::mapped_region> map_region(int fd, std::size_t bytes, Access access,
                                         const std::string& name) {
@@ -125,12 +81,18 @@ Expected<void> seal_memory(const UniqueFd& fd, const std::string& name) {
   return add_seals(fd.get(), kSizeSeals | F_SEAL_SEAL, name);
 }
 
-Expected<UniqueFd> create_memory(const std::string& name, std::size_t bytes, Pages pages) {
+Expected<UniqueFd> create_memory(const std::string& name, std::size_t bytes, Pages pages,
+                                 const GoesOn& goes_on) {
+  constexpr std::size_t kStep = std::size_t{256} << 20;  // 0.1 s
   auto fd = open_memory(name);
   if (!fd) return fd;
-  if (pages == Pages::huge) take_huge_pages(fd->get(), bytes);
-  if (auto allocated = allocate_memory(*fd, 0, bytes, bytes, name); !allocated)
-    return forward_error(allocated);
+  if (pages == Pages::huge) take_huge_pages(fd->get(), bytes, clearing_threads(bytes), goes_on);
+  for (std::size_t from = 0; from < bytes; from += kStep) {
+    if (goes_on && !goes_on()) return UniqueFd();
+    const std::size_t to = std::min(from + kStep, bytes);
+    if (auto allocated = allocate_memory(*fd, from, to, bytes, name); !allocated)
+      return forward_error(allocated);
+  }
   if (auto sealed = seal_memory(*fd, name); !sealed) return forward_error(sealed);
   return fd;
 }

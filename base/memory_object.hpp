@@ -9,24 +9,25 @@
 #include <string>
 
 #include "base/expected.hpp"
+#include "base/huge_pages.hpp"
 #include "base/unique_fd.hpp"
 
 namespace kvhive {
 
-/// What the kernel forms of small pages.
-inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
-
 enum class Pages : std::uint8_t {
   usual,
-  huge,  ///< as many huge pages as the kernel can form. Takes 0.1 to 3 s per GiB, depending on how
-         ///< fragmented the machine's memory is. If there are none, that is no error
+  huge,  ///< as many huge pages as the kernel can form in a time that small ones would take, and
+         ///< some more. If there are none, that is no error
 };
 
 /// Creates a memfd of `bytes` bytes, mode 0600, sealed against shrinking and growing. All its
 /// memory is allocated now: if the machine has too little, that is an error here, and not a SIGBUS
 /// later. `name` is only shown in /proc.
+/// \param goes_on  asked several times a second, since the kernel clears about 3 GiB a second
+/// \return  no descriptor if it did not go on
 [[nodiscard]] Expected<UniqueFd> create_memory(const std::string& name, std::size_t bytes,
-                                               Pages pages = Pages::usual);
+                                               Pages pages = Pages::usual,
+                                               const GoesOn& goes_on = {});
 
 /// The same in steps, for a caller that has other work to do in between: makes an empty memfd,
 /// allocates its bytes from..to, seals it. `whole` is the size that it will have, for the error

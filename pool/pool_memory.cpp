@@ -187,17 +187,23 @@ void set_all_bits(std::atomic<std::uint64_t>* words, std::size_t bits) {
 const char* name_of(PoolObject object) { return kNames[std::size_t(object)]; }
 
 Expected<PoolFds> create_pool_objects(const PoolGeometry& geometry) {
+  return create_pool_objects(geometry, {}).map([](auto&& fds) { return std::move(*fds); });
+}
+
+Expected<std::optional<PoolFds>> create_pool_objects(const PoolGeometry& geometry,
+                                                     const GoesOn& goes_on) {
   if (auto valid = check_geometry(geometry); !valid) return forward_error(valid);
   const auto sizes = sizes_of(PoolLayout(geometry));
   PoolFds fds;
   for (std::size_t i = 0; i < kPoolObjects; ++i) {
     if (sizes[i] == 0) continue;
     if (PoolObject(i) == PoolObject::device && geometry.device != DeviceKind::cpu) continue;
-    auto fd = create_memory(kNames[i], sizes[i], Pages::huge);
+    auto fd = create_memory(kNames[i], sizes[i], Pages::huge, goes_on);
     if (!fd) return forward_error(fd);
+    if (!*fd) return std::optional<PoolFds>();
     fds[i] = std::move(*fd);
   }
-  return fds;
+  return std::optional<PoolFds>(std::move(fds));
 }
 
 Expected<void> PoolMemory::format(const PoolFds& fds, const PoolGeometry& geometry) {

@@ -7,6 +7,7 @@
 
 #include "base/memory_object.hpp"
 #include "pool/block_view.hpp"
+#include "base/huge_pages.hpp"
 #include "pool/pool_layout.hpp"
 
 namespace kvhive {
@@ -17,6 +18,11 @@ const char* name_of(PoolObject object);
 /// Creates the objects that a geometry needs, except for a GPU's memory (device/device.hpp). All
 /// their memory is allocated when this returns; nothing is mapped or written.
 [[nodiscard]] Expected<PoolFds> create_pool_objects(const PoolGeometry& geometry);
+/// The same for a caller that may change its mind, since hundreds of GiB take minutes.
+/// \param goes_on  asked several times a second
+/// \return  nothing if it did not go on
+[[nodiscard]] Expected<std::optional<PoolFds>> create_pool_objects(const PoolGeometry& geometry,
+                                                                   const GoesOn& goes_on);
 
 /// The mapped pool of one process. Move-only; unmaps when dropped.
 class PoolMemory {

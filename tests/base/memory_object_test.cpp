@@ -159,6 +159,41 @@ TEST(CreateMemory, WithHugePagesAllBytesAreBackedAndZero) {
     ASSERT_EQ(other.data()[i], std::byte(i / 512 % 251)) << i;
 }
 
+/// Where the kernel has no more of them, each thread has left at most a part.
+TEST(TakeHugePages, SeveralThreadsLeaveNoHole) {
+  constexpr std::size_t kThreads = 3, kPart = std::size_t{64} << 20;
+  constexpr std::size_t kLarge = 12 * kPart + kHugePage / 2;
+  const UniqueFd fd = open_memory("test").value();
+  std::size_t asked = 0;
+  take_huge_pages(fd.get(), kLarge, kThreads, [&asked] { return ++asked > 0; });
+  EXPECT_GE(asked, 1u);
+  struct stat status {};
+  ASSERT_EQ(fstat(fd.get(), &status), 0);
+  EXPECT_EQ(std::size_t(status.st_size), kLarge);
+  const auto backed = std::size_t(status.st_blocks) * 512;
+  const auto hole = std::size_t(lseek(fd.get(), 0, SEEK_HOLE));
+  EXPECT_GE(hole + kThreads * kPart, backed) << "of " << kLarge;
+}
+
+TEST(TakeHugePages, EndWhenTheyAreNotWanted) {
+  const UniqueFd fd = open_memory("test").value();
+  take_huge_pages(fd.get(), std::size_t{1} << 30, 1, [] { return false; });
+  struct stat status {};
+  ASSERT_EQ(fstat(fd.get(), &status), 0);
+  EXPECT_EQ(status.st_blocks, 0);
+}
+
+TEST(CreateMemory, GivesUpWhenItIsNotWantedAnyMore) {
+  constexpr std::size_t kLarge = std::size_t{400} << 20;
+  for (const Pages pages : {Pages::usual, Pages::huge})
+    for (const int answers : {0, 1}) {
+      int asked = 0;
+      const auto made =
+          create_memory("test", kLarge, pages, [&] { return asked++ < answers; }).value();
+      EXPECT_FALSE(made) << "after " << answers;
+    }
+}
+
 TEST(MappedMemory, CanBeHiddenFromAForkedChild) {
   if (kUnderSanitizer) GTEST_SKIP() << "sanitizers handle SIGSEGV themselves";
   const UniqueFd fd = memory_of(kBytes);

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <functional>
 #include <tuple>
+#include <utility>
 
 #include "pool/block_pool.hpp"
 #include "pool/care/fsck.hpp"
@@ -46,6 +47,16 @@ TEST(CreatePoolObjects, MakesOnlyWhatTheGeometryNeeds) {
   fds = create_pool_objects(bare).value();
   EXPECT_FALSE(at(fds, PoolObject::device));
   EXPECT_FALSE(at(fds, PoolObject::host));
+}
+
+TEST(CreatePoolObjects, GiveUpWhenTheyAreNotWantedAnyMore) {
+  int asked = 0;
+  const auto all = create_pool_objects(small_geometry(4, 4), [&asked] { return ++asked > 0; });
+  EXPECT_TRUE(all.value().has_value());
+  const int before = std::exchange(asked, 0);
+  EXPECT_GE(before, 5) << "once for each object";
+  const auto some = create_pool_objects(small_geometry(4, 4), [&] { return ++asked < before; });
+  EXPECT_FALSE(some.value().has_value());
 }
 
 TEST(CreatePoolObjects, RefusesImpossibleGeometries) {

@@ -11,6 +11,7 @@
 #include <random>
 
 #include "client/connection.hpp"
+#include "config/machine/machine_memory.hpp"
 #include "ipc/channel/doorbell.hpp"
 #include "tests/support/child_process.hpp"
 #include "tests/support/temp_directory.hpp"
@@ -432,6 +433,28 @@ TEST(Faults, AStopSignalWhileTheModelIsReadEndsTheDaemonAtOnce) {
   if (has_ended) return;
   signal_process(pid, SIGKILL);
   waitpid(pid, nullptr, 0);
+}
+
+/// So does the kernel, which clears hundreds of GiB in minutes: here 4, which take about a second.
+/// Should the signal come too late, by chance, it comes in time in another attempt.
+TEST(Faults, AStopSignalWhileMemoryIsTakenEndsTheDaemonAtOnce) {
+  if (machine_memory().available < std::size_t{6} << 30) GTEST_SKIP() << "too little memory";
+  bool was_heard = false;
+  for (int attempt = 0; attempt < 5 && !was_heard; ++attempt) {
+    const TempDirectory sockets;
+    const auto log = sockets.path() / "log";
+    const pid_t pid =
+        spawn(program("kvhived"), {"--model", kDemoModel, "--socket", sockets.path() / "s",
+                                   "--kv-cache-memory-bytes", "4G", "--log-file", log});
+    EXPECT_TRUE(eventually([&] { return content_of(log).find("taking 4") != std::string::npos; }));
+    signal_process(pid, SIGTERM);
+    int status = -1;
+    waitpid(pid, &status, 0);
+    EXPECT_EQ(status, 0);
+    EXPECT_FALSE(std::filesystem::exists(sockets.path() / "s"));
+    was_heard = content_of(log).find("device and") == std::string::npos;
+  }
+  EXPECT_TRUE(was_heard);
 }
 
 TEST(Faults, AKillDuringTheStartLeavesNothing) {

@@ -1,5 +1,7 @@
 #include "tools/keeper/make_pool.hpp"
 
+#include <poll.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -97,14 +99,19 @@ MemoryFigures device_memory(const MadePool& pool, const MemoryFigures& host) {
 /// might end the keeper of a pool that just fits.
 constexpr std::size_t kLeastOfAProcess = std::size_t{2} << 20;
 
+/// Of what lies in the host's memory.
+std::size_t shared_bytes(const MadePool& pool, const PoolLayout& layout) {
+  return (pool.is_on_gpu() ? 0 : layout.device_bytes) + layout.host_bytes + layout.control_bytes +
+         layout.metadata_bytes + layout.tokens_bytes;
+}
+
 /// Whether machine, cgroups and limits have room for the pool. Checked before anything is
 /// allocated.
 Expected<void> check_host_room(const MadePool& pool, const PoolLayout& layout,
                                const MemoryFigures& host, const Options& options,
                                std::uint32_t engines) {
   const std::size_t mapped_device = pool.is_on_gpu() ? 0 : layout.device_bytes;
-  const std::size_t whole = mapped_device + layout.host_bytes + layout.control_bytes +
-                            layout.metadata_bytes + layout.tokens_bytes;
+  const std::size_t whole = shared_bytes(pool, layout);
   const std::size_t of_processes = kLeastOfAProcess * (engines + 2);
   if (auto fits = check_room(whole + of_processes, host); !fits) return fits;
   const ProcessLimits limits = take_process_limits();
@@ -115,6 +122,21 @@ Expected<void> check_host_room(const MadePool& pool, const PoolLayout& layout,
   const std::size_t largest =
       std::max({mapped_device, layout.host_bytes, layout.metadata_bytes, layout.tokens_bytes});
   return check_bytes(limits, whole + weights, largest);
+}
+
+/// False = `stop` became readable.
+Expected<bool> make_objects(MadePool& pool, const PoolLayout& layout, int stop) {
+  constexpr std::size_t kMuch = std::size_t{1} << 30;
+  if (const std::size_t bytes = shared_bytes(pool, layout); bytes >= kMuch)
+    spdlog::info("taking {} of shared memory", format_bytes(bytes));
+  auto objects = create_pool_objects(pool.geometry, [stop] {
+    pollfd come{stop, POLLIN, 0};
+    return poll(&come, 1, 0) <= 0;
+  });
+  if (!objects) return forward_error(objects);
+  if (!*objects) return false;
+  pool.objects = std::move(**objects);
+  return true;
 }
 
 /// False = `stop` became readable.
@@ -292,9 +314,9 @@ Expected<std::optional<MadePool>> make_pool(ResolvedOptions& options, const Doma
   const PoolLayout layout(pool.geometry);
   if (auto fits = check_host_room(pool, layout, host, options.asked, sized.engines); !fits)
     return forward_error(fits);
-  auto objects = create_pool_objects(pool.geometry);
+  auto objects = make_objects(pool, layout, stop);
   if (!objects) return forward_error(objects);
-  pool.objects = std::move(*objects);
+  if (!*objects) return std::optional<MadePool>();
   auto board = create_memory(kBoardName, kBoardBytes);
   if (!board) return forward_error(board);
   pool.board = std::move(*board);
