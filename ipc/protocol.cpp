@@ -45,9 +45,9 @@ Expected<void> check_header(const PacketHeader& header, std::size_t size, bool i
 
 /// The error when a daemon runs but does not answer in time.
 tl::unexpected<Error> no_answer(int timeout_ms) {
-  return failure(Errc::not_running, "the daemon has not answered for " +
-                                        std::to_string(timeout_ms) +
-                                        " ms; it is stopped (kill -CONT it) or overloaded");
+  return failure(Errc::not_running,
+                 "the daemon has not answered for " + std::to_string(timeout_ms) +
+                     " ms; it is starting, stopped (kill -CONT it) or overloaded");
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 
 #include <cerrno>
 
-#include "base/memory_object.hpp"
+#include "base/memory/memory_object.hpp"
 
 namespace kvhive {
 

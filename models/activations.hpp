@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "base/line_allocator.hpp"
+#include "base/memory/line_allocator.hpp"
 #include "models/config/model_config.hpp"
 #include "models/experts.hpp"
 #include "models/latent/latent_heads.hpp"

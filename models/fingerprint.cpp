@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "base/mapped_file.hpp"
+#include "base/memory/mapped_file.hpp"
 #include "models/safetensors.hpp"
 
 namespace kvhive {

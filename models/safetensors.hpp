@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/expected.hpp"
-#include "base/mapped_file.hpp"
+#include "base/memory/mapped_file.hpp"
 #include "config/dtype.hpp"
 
 namespace kvhive {

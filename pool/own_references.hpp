@@ -13,7 +13,7 @@
 
 #include "base/check.hpp"
 #include "base/ids.hpp"
-#include "base/memory_object.hpp"
+#include "base/memory/memory_object.hpp"
 #include "base/prefetch.hpp"
 
 namespace kvhive {

@@ -5,9 +5,8 @@
 #include <array>
 #include <memory>
 
-#include "base/memory_object.hpp"
+#include "base/memory/memory_object.hpp"
 #include "pool/block_view.hpp"
-#include "base/huge_pages.hpp"
 #include "pool/pool_layout.hpp"
 
 namespace kvhive {

@@ -22,7 +22,7 @@
 #include <span>
 #include <utility>
 
-#include "base/memory_object.hpp"
+#include "base/memory/memory_object.hpp"
 #include "base/stop_watch.hpp"
 #include "ipc/channel/slot_state.hpp"
 

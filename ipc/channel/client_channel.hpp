@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "base/memory_object.hpp"
+#include "base/memory/memory_object.hpp"
 #include "ipc/channel/channel_layout.hpp"
 #include "ipc/channel/range_heap.hpp"
 

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "base/memory_object.hpp"
+#include "base/memory/memory_object.hpp"
 #include "ipc/channel/board.hpp"
 #include "ipc/channel/channel_layout.hpp"
 #include "ipc/channel/doorbell.hpp"

@@ -16,7 +16,7 @@
 #include <span>
 #include <vector>
 
-#include "base/line_allocator.hpp"
+#include "base/memory/line_allocator.hpp"
 
 #include "models/latent/latent_shape.hpp"
 #include "models/product/matmul.hpp"

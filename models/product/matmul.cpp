@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "base/line_allocator.hpp"
+#include "base/memory/line_allocator.hpp"
 #include "models/product/product_choice.hpp"
 
 namespace kvhive {
@@ -126,7 +126,7 @@ class Matmul::Product {
 };
 
 void Matmul::run(std::span<const float> x, std::span<Product> products) {
-  // How rows are packed and cut follows from the kernel, their number and K.
+  // All share packed rows: how they are packed and cut follows from the kernel, their number and K.
   const ProductKernel& kernel = products.front().kernel();
   const ProductShape& shape = products.front().shape();
   std::int64_t work = 0;
@@ -135,7 +135,9 @@ void Matmul::run(std::span<const float> x, std::span<Product> products) {
   std::int32_t column_parts = 0;
   std::size_t scratch_bytes = 0, decoded_bytes = 0;
   for (Product& product : products) {
+    KV_CHECK(product.shape().K == shape.K, product.shape().K, shape.K);
     product.cut(most_threads);
+    KV_CHECK(product.blocking().rows == products.front().blocking().rows);
     column_parts += product.column_parts();
     scratch_bytes = std::max(scratch_bytes, product.scratch_bytes());
     decoded_bytes = std::max(decoded_bytes, product.decoded_bytes());
@@ -168,16 +170,15 @@ void Matmul::run(std::span<const float> x, std::span<Product> products) {
 }
 
 void Matmul::apply(std::span<const float> x, std::span<float> y) const {
-  if (checked_rows(x, y) == 0) return;
   Product product(*this, x, y);
-  run(x, {&product, 1});
+  if (product.shape().rows > 0) run(x, {&product, 1});
 }
 
 void Matmul::apply_all(std::span<const float> x, std::span<const Output> outputs) {
   if (x.empty()) return;
   boost::container::small_vector<Product, 3> products;
   for (const Output& output : outputs) {
-    Product product(*output.weights, x, output.y);
+    Product product(*output.matrix, x, output.y);
     if (!products.empty() && &product.kernel() != &products.front().kernel()) {
       run(x, {products.data(), products.size()});
       products.clear();

@@ -52,11 +52,12 @@ class Matmul {
   void apply(std::span<const float> x, std::span<float> y) const;
 
   struct Output {
-    const Matmul* weights = nullptr;
-    std::span<float> y;  ///< [rows, N]
+    const Matmul* matrix = nullptr;
+    std::span<float> y;  ///< [rows, N]; may not overlap x or another
   };
   /// Products of one x by several matrices, such as a layer's q, k and v: the same bits, but x is
   /// packed once, no thread waits for the others between them, and small ones are shared out, too.
+  /// \param outputs  of matrices with the same K
   static void apply_all(std::span<const float> x, std::span<const Output> outputs);
 
   /// Bytes of weights that are this object's own: those handed over, and scales.

@@ -7,8 +7,8 @@
 // them, and prefill, which multiplies many rows with weights that stay in the caches, may go
 // through a matrix in ways of their own.
 //
-// The rows of x are packed once, for all of a matrix. The result is cut into tasks, so many rows by
-// so many columns, each of them one thread's.
+// The rows of x are packed once, for all matrices that they meet. The result is cut into tasks, so
+// many rows by so many columns, each of them one thread's.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +21,8 @@ struct ProductShape {
   std::int32_t K = 0;
 };
 
-/// How a product is cut; has no influence on bits.
+/// How a product is cut; has no influence on bits. What is said of rows follows from their number
+/// and K alone, since matrices of several N share packed rows.
 struct ProductBlocking {
   std::int32_t packed_rows = 1;  ///< rows that are packed by one call
   std::int32_t rows = 0;         ///< of a task; a multiple of packed_rows, or all

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "base/check.hpp"
-#include "base/line_allocator.hpp"
+#include "base/memory/line_allocator.hpp"
 #include "config/fp8.hpp"
 
 // SSSE3 is too old to be worth its compile time.

@@ -94,7 +94,8 @@ TEST(ConnectToAStoppedDaemon, EndsAfterTheTimeout) {
   const auto client = Client::connect(options_for(path, 50));
   ASSERT_FALSE(client.has_value());
   EXPECT_EQ(client.error().code, ErrorCode::not_running);
-  EXPECT_THAT(client.error().text, HasSubstr("it is stopped (kill -CONT it) or overloaded"));
+  EXPECT_THAT(client.error().text,
+              HasSubstr("it is starting, stopped (kill -CONT it) or overloaded"));
 }
 
 /// The kernel lets as many connections wait as the backlog allows; the next connect() blocks.

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/memory_object.hpp"
+#include "base/memory/memory_object.hpp"
 #include "base/round_up.hpp"
 #include "ipc/channel/doorbell.hpp"
 #include "ipc/protocol.hpp"

@@ -90,7 +90,10 @@ TEST_F(HiveNewsTest, AStoppedEngineThatServesAgainHasNotEnded) {
 
 TEST_F(HiveNewsTest, EnginesJoinAndLeave) {
   now_.engines.push_back(sample_engine(2, "serving"));
-  EXPECT_EQ(only(next(), "engine_joined")["engine"], 2);
+  now_.engines.back().model = "draft";
+  const auto joined = only(next(), "engine_joined");
+  EXPECT_EQ(joined["engine"], 2);
+  EXPECT_EQ(joined["model"], "draft");
   now_.engines.pop_back();
   EXPECT_EQ(only(next(), "engine_left")["engine"], 2);
 }

@@ -21,7 +21,7 @@
 
 #include "base/check.hpp"
 #include "base/log.hpp"
-#include "base/memory_object.hpp"
+#include "base/memory/memory_object.hpp"
 #include "ipc/listener.hpp"
 #include "tests/fuzz/fuzz_input.hpp"
 #include "tests/fuzz/stranger_descriptors.hpp"

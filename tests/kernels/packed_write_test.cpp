@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "base/line_allocator.hpp"
+#include "base/memory/line_allocator.hpp"
 #include "config/dtype.hpp"
 #include "kernels/cache_write.hpp"
 #include "kernels/cpu/instructions/cpu_kernels.hpp"

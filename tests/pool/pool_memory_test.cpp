@@ -49,7 +49,7 @@ TEST(CreatePoolObjects, MakesOnlyWhatTheGeometryNeeds) {
   EXPECT_FALSE(at(fds, PoolObject::host));
 }
 
-TEST(CreatePoolObjects, GiveUpWhenTheyAreNotWantedAnyMore) {
+TEST(CreatePoolObjects, GivesUpWhenTheyAreNotWantedAnyMore) {
   int asked = 0;
   const auto all = create_pool_objects(small_geometry(4, 4), [&asked] { return ++asked > 0; });
   EXPECT_TRUE(all.value().has_value());

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "base/memory_object.hpp"
+#include "base/memory/memory_object.hpp"
 #include "base/round_up.hpp"
 
 namespace kvhive::testing {

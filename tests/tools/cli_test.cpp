@@ -36,8 +36,8 @@ TEST_F(Cli, TheDoctorListsFindingsWithARemedyForEachProblem) {
     EXPECT_NE(finding["verdict"], "bad") << finding;
     EXPECT_EQ(finding["verdict"] == "good", finding["remedy"] == "") << finding;
   }
-  for (const char* topic : {"kernel", "shared memory", "memory", "descriptors", "processors",
-                            "page locks", "tokenizers", "GPU"})
+  for (const char* topic : {"kernel", "shared memory", "huge pages", "memory", "descriptors",
+                            "processors", "page locks", "tokenizers", "GPU"})
     EXPECT_TRUE(topics.contains(topic)) << topic;
 }
 

@@ -29,8 +29,8 @@
 
 #include "base/check.hpp"
 #include "kernels/cpu/instructions/cpu_features.hpp"
-#include "base/line_allocator.hpp"
-#include "base/mapped_file.hpp"
+#include "base/memory/line_allocator.hpp"
+#include "base/memory/mapped_file.hpp"
 #include "models/product/matmul.hpp"
 #include "models/transformer.hpp"
 #include "tools/bench/onednn_product.hpp"

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "base/line_allocator.hpp"
+#include "base/memory/line_allocator.hpp"
 #include "models/product/matmul.hpp"
 #include "tools/bench/table.hpp"
 

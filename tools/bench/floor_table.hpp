@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/ids.hpp"
-#include "base/memory_object.hpp"
+#include "base/memory/memory_object.hpp"
 #include "base/prefetch.hpp"
 
 namespace kvhive::bench {

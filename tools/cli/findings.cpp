@@ -8,7 +8,7 @@
 #include <cstdio>
 
 #include "base/byte_size.hpp"
-#include "base/memory_object.hpp"
+#include "base/memory/memory_object.hpp"
 #include "config/machine/machine_memory.hpp"
 #include "config/machine/process_limits.hpp"
 #include "config/machine/processor_quota.hpp"
@@ -48,6 +48,18 @@ Finding shared_memory() {
   auto mapped = MappedMemory::map(made->get(), kHugePage, Access::read_write, "doctor");
   if (!mapped) return {"shared memory", "cannot be mapped", Fitness::bad, mapped.error().text};
   return {"shared memory", "memfd, sealed", Fitness::good, ""};
+}
+
+/// A sample: what the kernel forms of a GiB it may not form of the next.
+Finding huge_pages() {
+  constexpr std::size_t kSample = 32 * kHugePage;
+  const auto fd = open_memory("kvhive-doctor");
+  const std::size_t taken = fd ? take_huge_pages(fd->get(), kSample, 1, {}) : 0;
+  const std::string value = format_bytes(taken) + " of " + format_bytes(kSample) + " tried";
+  if (taken == kSample) return {"huge pages", value, Fitness::good, ""};
+  return {"huge pages", value, Fitness::fair,
+          "a pool has small pages, and first accesses take longer: free memory is fragmented "
+          "(echo 1 > /proc/sys/vm/compact_memory), or Linux is older than 6.1"};
 }
 
 Finding memory() {
@@ -165,6 +177,7 @@ Finding text() { return {"tokenizers", text_unicode_version(), Fitness::good, ""
 std::vector<Finding> examine_machine() {
   std::vector<Finding> findings = {kernel(),
                                    shared_memory(),
+                                   huge_pages(),
                                    memory(),
                                    descriptors(),
                                    processors(),

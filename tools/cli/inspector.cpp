@@ -32,8 +32,9 @@ Error keeper_is_silent(const std::string& socket_path, pid_t daemon, pid_t keepe
     return {Errc::not_running, "the socket " + socket_path + " of " + process +
                                    " was removed, so nothing can reach it; end it with kill " +
                                    std::to_string(daemon) + ", and start it again"};
-  return {Errc::not_running, process + " on " + socket_path + " does not answer; it is stopped " +
-                                 "(kill -CONT it) or overloaded"};
+  return {Errc::not_running, process + " on " + socket_path +
+                                 " does not answer; it is starting (see its log), " +
+                                 "stopped (kill -CONT it) or overloaded"};
 }
 
 }  // namespace

@@ -99,7 +99,9 @@ void HiveNews::tell_of_engines(const Snapshot& now) {
       Engine& known = engines_[row.number];
       known.row = row;
       if (!row.is_well) known.lost = now.seconds;
-      tell("engine_joined", {{"engine", row.number}, {"pid", row.pid}, {"state", row.state}});
+      Json details = {{"engine", row.number}, {"pid", row.pid}, {"state", row.state}};
+      if (!row.model.empty()) details["model"] = row.model;
+      tell("engine_joined", std::move(details));
       continue;
     }
     tell_of_process(found->second, row, now.seconds);

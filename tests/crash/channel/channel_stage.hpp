@@ -12,7 +12,7 @@
 #include <span>
 #include <vector>
 
-#include "base/memory_object.hpp"
+#include "base/memory/memory_object.hpp"
 #include "ipc/channel/doorbell.hpp"
 #include "tests/crash/channel/story.hpp"
 #include "tests/crash/traced_child.hpp"

@@ -1,4 +1,5 @@
 #pragma once
+// Input for products.
 
 #include <cstddef>
 #include <cstdint>

@@ -9,7 +9,7 @@
 #include <cerrno>
 #include <cstdio>
 
-#include "base/memory_object.hpp"
+#include "base/memory/memory_object.hpp"
 #include "base/round_up.hpp"
 
 namespace kvhive {

@@ -10,7 +10,7 @@
 #include <tuple>
 
 #include "base/check.hpp"
-#include "base/memory_object.hpp"
+#include "base/memory/memory_object.hpp"
 #include "base/round_up.hpp"
 
 namespace kvhive {

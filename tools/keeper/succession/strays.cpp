@@ -11,7 +11,7 @@
 #include <cstring>
 #include <string>
 
-#include "base/memory_object.hpp"
+#include "base/memory/memory_object.hpp"
 #include "ipc/channel/channel_memory.hpp"
 
 namespace kvhive {

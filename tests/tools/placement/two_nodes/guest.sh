@@ -19,8 +19,10 @@ pages() {
   awk -v file="$2" 'index($0, file) { for (i = 1; i <= NF; ++i) if ($i ~ /^N[01]=/) count[substr($i, 2, 1)] += substr($i, 4) }
     END { print count[0] + 0, count[1] + 0 }' "/proc/$1/numa_maps"
 }
-# Pages of all shared memory on each node.
-shared_memory() { sed -n 's/.* Shmem: *\([0-9]*\) kB/\1/p' /sys/devices/system/node/node[01]/meminfo | awk '{ printf "%d ", $1 / 4 }'; }
+# Pages of all shared memory on each node; of them, those that are parts of huge ones.
+shared_memory() { pages_of Shmem; }
+huge_memory() { pages_of ShmemHugePages; }
+pages_of() { sed -n "s/.* $1: *\([0-9]*\) kB/\1/p" /sys/devices/system/node/node[01]/meminfo | awk '{ printf "%d ", $1 / 4 }'; }
 
 # lies_on NODES WHAT PAGES PAGES. Not to a tenth: clients' channels, which are shared memory, too, lie where clients run.
 lies_on() {
@@ -36,7 +38,9 @@ shared_row() {
   lies_on "$2" weights $weights
   pool=$(echo "$(shared_memory)" "$shared_before" | awk '{ print $1 - $3, $2 - $4 }')
   lies_on "$2" pool $pool
-  row "$1" "pages on node 0 and node 1: pool $pool; weights $weights"
+  huge=$(huge_memory)
+  lies_on "$2" "huge pages" $huge
+  row "$1" "pages on node 0 and node 1: pool $pool (in huge pages $huge); weights $weights"
 }
 
 expected_processors() {

@@ -8,7 +8,7 @@
 #include <new>
 #include <vector>
 
-#include "base/huge_pages.hpp"
+#include "base/memory/huge_pages.hpp"
 
 namespace kvhive {
 

@@ -17,15 +17,16 @@ using GoesOn = std::function<bool()>;
 /// there before the caller does.
 void* aligned_place(std::size_t bytes);
 
-/// Threads that clear so much memory faster than fewer would: each clears nearly as much as one
-/// alone, up to what the memory can do.
+/// How many threads clear so much memory: one for each GiB, but at most one for each processor that
+/// this process may use, and 16.
 std::size_t clearing_threads(std::size_t bytes);
 
 /// Backs an empty memfd with huge pages, from its start, until the kernel has no more of them, or
 /// it takes much longer than small pages would; the rest is left to the caller.
 ///
 /// \param threads  the caller's among them; the others have ended when this returns
-/// \param goes_on  asked by the calling thread, for each 64 MiB that it takes
-void take_huge_pages(int fd, std::size_t bytes, std::size_t threads, const GoesOn& goes_on);
+/// \param goes_on  asked by the calling thread, at first and for each 64 MiB that it takes
+/// \return  bytes in them
+std::size_t take_huge_pages(int fd, std::size_t bytes, std::size_t threads, const GoesOn& goes_on);
 
 }  // namespace kvhive

@@ -1,4 +1,4 @@
-#include "base/memory_object.hpp"
+#include "base/memory/memory_object.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -31,6 +31,7 @@ struct BoostHandle {
 #ifndef MADV_POPULATE_READ  // Linux 5.14
 #define MADV_POPULATE_READ 22
 #endif
+
 /// At an address that huge pages can have, if there is one.
 Expected<bip::mapped_region> map_region(int fd, std::size_t bytes, Access access,
                                         const std::string& name) {
@@ -87,12 +88,14 @@ Expected<UniqueFd> create_memory(const std::string& name, std::size_t bytes, Pag
   auto fd = open_memory(name);
   if (!fd) return fd;
   if (pages == Pages::huge) take_huge_pages(fd->get(), bytes, clearing_threads(bytes), goes_on);
-  for (std::size_t from = 0; from < bytes; from += kStep) {
+  std::size_t from = 0;
+  do {
     if (goes_on && !goes_on()) return UniqueFd();
     const std::size_t to = std::min(from + kStep, bytes);
     if (auto allocated = allocate_memory(*fd, from, to, bytes, name); !allocated)
       return forward_error(allocated);
-  }
+    from = to;
+  } while (from < bytes);
   if (auto sealed = seal_memory(*fd, name); !sealed) return forward_error(sealed);
   return fd;
 }

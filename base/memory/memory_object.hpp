@@ -9,7 +9,7 @@
 #include <string>
 
 #include "base/expected.hpp"
-#include "base/huge_pages.hpp"
+#include "base/memory/huge_pages.hpp"
 #include "base/unique_fd.hpp"
 
 namespace kvhive {

@@ -1,4 +1,4 @@
-#include "base/mapped_file.hpp"
+#include "base/memory/mapped_file.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
