@@ -25,6 +25,7 @@
 #   make keeper-kills  the keeper, or a process beside it, killed or stopped at each of the keeper's system calls: an hour
 #   make try-systemd  the daemon's unit under a real systemd, in namespaces (root)
 #   make try-two-nodes  engines, pool and weights on an emulated machine with two memory nodes
+#   make try-debian-kernel  tests under Debian's kernel, on an emulated machine; GUEST_TESTS="kvhive_ipc_test:Filter* ..." for others
 #   make asan      the tests under AddressSanitizer and UBSan        (own build folder);
 #                  ONLY="ipc keeper" for some test programs
 #   make tsan      CUDA kernels, emulated, and the CAF-free tests under ThreadSanitizer (own build folder);
@@ -32,7 +33,7 @@
 #   make fuzz      hostile bytes, SECONDS_EACH=60 for each target     (own build folder, clang);
 #                  ONLY="http packet" for some targets
 #   make lint      formatting, include rules, clang-tidy
-.PHONY: demo serve page-test test build install package bench bench-peers bench-llama beside-openai beside-vllm-events beside-transformers beside-vllm random chaos matrices mutants enemies harms harms-programs siege keeper-kills try-systemd try-two-nodes timing asan tsan tsan-kernels fuzz lint configure packages clean
+.PHONY: demo serve page-test test build install package bench bench-peers bench-llama beside-openai beside-vllm-events beside-transformers beside-vllm random chaos matrices mutants enemies harms harms-programs siege keeper-kills try-systemd try-two-nodes try-debian-kernel timing asan tsan tsan-kernels fuzz lint configure packages clean
 
 JOBS ?= $(shell nproc)
 MINUTES ?= 10
@@ -155,7 +156,14 @@ try-systemd: build
 
 try-two-nodes: build
 	@tools/install_packages.sh qemu-system-x86 busybox-static cpio kmod e2fsprogs numactl
-	@tests/tools/placement/two_nodes/run.sh build/bin
+	@tests/guest/two_nodes.sh build/bin
+
+# Tests that ask much of the kernel, and little of the time that things take.
+GUEST_TESTS = kvhive_base_test kvhive_ipc_test kvhive_keeper_test
+try-debian-kernel: build
+	@tools/install_packages.sh qemu-system-x86 busybox-static cpio kmod e2fsprogs
+	@cmake --build --preset release -j $(JOBS) --target $(foreach test,$(GUEST_TESTS),$(firstword $(subst :, ,$(test))))
+	@tests/guest/test_programs.sh build/bin "$(GUEST_TESTS)"
 
 asan: packages
 	@cmake --preset asan --log-level=WARNING >/dev/null

@@ -14,8 +14,6 @@
 #include <thread>
 #include <vector>
 
-#include "base/byte_size.hpp"
-#include "base/log.hpp"
 #include "base/loop/signals_blocked.hpp"
 
 namespace kvhive {
@@ -142,9 +140,6 @@ std::size_t take_huge_pages(int fd, std::size_t bytes, std::size_t threads, cons
     taker.take(goes_on);
   }
   munmap(map, bytes);
-  if (bytes >= kGiB && taker.taken() < bytes)
-    spdlog::info("{} of {} are in huge pages; the kernel has no more, or forms them slowly",
-                 format_bytes(taker.taken()), format_bytes(bytes));
   return taker.taken();
 }
 

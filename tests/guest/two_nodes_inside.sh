@@ -1,15 +1,5 @@
-#!/bin/sh
-# What run.sh's machine runs: processors 0 and 1 are on node 0, 2 and 3 on node 1.
-mount -t proc none /proc
-mount -t sysfs none /sys
-mount -t devtmpfs none /dev
-mount -t tmpfs none /run
-mkdir -p /dev/shm && mount -t tmpfs none /dev/shm
-echo 1 >/proc/sys/kernel/printk
-export KVHIVE_SOCKET=/run/kvhived.sock HOME=/tmp PATH=/bin
-
-failed() { echo "not as expected: $*" >/dev/console; poweroff -f; }
-row() { echo "| $1 | $2 |"; }
+# What two_nodes.sh's machine runs: processors 0 and 1 are on node 0, 2 and 3 on node 1.
+export KVHIVE_SOCKET=/run/kvhived.sock
 
 processes() { grep -lx "$1" /proc/[0-9]*/comm 2>/dev/null | cut -d / -f 3 | sort -n; }
 processors() { sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' "/proc/$1/status"; }
@@ -72,7 +62,6 @@ until_replaced() {
 }
 
 head -c 800 /model/passage.txt >/run/prompt
-echo
 row tried seen
 row --- ---
 row "kvhive doctor" "$(kvhive doctor | grep -i node | tr -s ' ' | tr '\n' ' ')"
@@ -120,5 +109,4 @@ shared_row "numactl --cpunodebind=0 --membind=0 kvhived" 0
 row "the same" "processors $(for engine in $(processes kvhive-engine); do processors "$engine"; done | tr '\n' ' ')"
 stop
 
-echo "ALL AS EXPECTED"
-poweroff -f
+as_expected
