@@ -26,7 +26,7 @@ version=$(ls "$kernel/lib/modules")
 new_disk() {
   rm -rf "$disk" && mkdir -p "$disk"/{bin,dev,etc,proc,sys,tmp,run}
   cp "$(command -v busybox)" "$disk/bin/"
-  for applet in sh awk cat cut grep head ifconfig kill ls mkdir mount poweroff sed seq sleep sort tail timeout tr; do ln -s busybox "$disk/bin/$applet"; done
+  for applet in sh awk cat cut grep head ifconfig kill ls mkdir mount poweroff sed seq sleep sort tail timeout tr true; do ln -s busybox "$disk/bin/$applet"; done
   cp "$1" "$disk/init.sh"
   shift
   for file in "$@"; do
