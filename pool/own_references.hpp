@@ -3,44 +3,17 @@
 // shows whether there is at least one: the process's holder bit is set while the count here is not
 // 0.
 
-#include <sys/mman.h>
-
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <new>
 #include <vector>
 
 #include "base/check.hpp"
 #include "base/ids.hpp"
-#include "base/memory/memory_object.hpp"
+#include "base/memory/huge_pages.hpp"
+#include "base/memory/line_allocator.hpp"
 #include "base/prefetch.hpp"
 
 namespace kvhive {
-
-/// Allocates memory in huge pages, if the kernel has them. The counts are read at random addresses,
-/// and with huge pages few reads need a page walk. Less than 2 MiB comes from the heap.
-template <class T>
-struct HugePageAllocator {
-  using value_type = T;
-
-  HugePageAllocator() = default;
-  template <class Other>
-  HugePageAllocator(const HugePageAllocator<Other>&) {}
-
-  T* allocate(std::size_t count) {
-    const std::size_t bytes = count * sizeof(T);
-    const std::size_t alignment = bytes < kHugePage ? alignof(std::max_align_t) : kHugePage;
-    const std::size_t whole = (bytes + alignment - 1) / alignment * alignment;
-    void* memory = std::aligned_alloc(alignment, whole);
-    if (memory == nullptr) throw std::bad_alloc();
-    if (alignment == kHugePage) madvise(memory, whole, MADV_HUGEPAGE);
-    return static_cast<T*>(memory);
-  }
-  void deallocate(T* memory, std::size_t) { std::free(memory); }
-
-  friend bool operator==(const HugePageAllocator&, const HugePageAllocator&) { return true; }
-};
 
 class OwnReferences {
  public:
@@ -61,7 +34,8 @@ class OwnReferences {
   void prefetch(BlockId block) const { kvhive::prefetch(&count_[block.value]); }
 
  private:
-  std::vector<std::uint32_t, HugePageAllocator<std::uint32_t>> count_;
+  /// Read at random addresses: with huge pages few reads need a page walk, so also one is worth it.
+  std::vector<std::uint32_t, LineAllocator<std::uint32_t, kHugePage>> count_;
 };
 
 }  // namespace kvhive

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <memory>
+#include <optional>
 
 #include "base/memory/memory_object.hpp"
 #include "pool/block_view.hpp"
