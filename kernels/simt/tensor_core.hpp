@@ -2,7 +2,6 @@
 // The tensor core's instructions with the register fragments of the PTX ISA ("mma.m16n8k16" and
 // "ldmatrix"), so that a kernel that expects an element in the wrong lane fails here, too.
 
-#include <bit>
 #include <cstdint>
 #include <cstring>
 
@@ -31,22 +30,22 @@ void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_
   }
   const WarpWords words = warp_exchange(~0u, operation, brought, kWords, MemoryOrder::none, line);
   expect_whole_warp(words, "mma: a lane has exited", line);
-  const auto element = [&](int lane, int reg, int odd) {
-    return std::bit_cast<float>(static_cast<std::uint32_t>(words.of[lane][reg] >> (odd * 32)));
+  // A row of a and a column of b lie in four lanes, a pair of elements in each of two registers.
+  const auto gather = [&](int first_lane, int reg, int next_reg, float(&to)[16]) {
+    for (int k = 0; k < 16; k += 2)
+      std::memcpy(&to[k], &words.of[first_lane + k % 8 / 2][k < 8 ? reg : next_reg],
+                  2 * sizeof(float));
   };
   const int lane = static_cast<int>(self->lane);
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane / 4 + (i / 2) * 8;
-    const int column = lane % 4 * 2 + i % 2;
-    float sum = 0;
-    for (int k = 0; k < 16; ++k) {
-      const int k_lane = k % 8 / 2;
-      const float x = element(row % 8 * 4 + k_lane, (row >= 8) + 2 * (k >= 8), k % 2);
-      const float y = element(column * 4 + k_lane, 4 + (k >= 8), k % 2);
-      sum += x * y;
-    }
-    d[i] += sum;
+  float rows[2][16], columns[2][16];
+  for (int i = 0; i < 2; ++i) {
+    gather(lane / 4 * 4, i, i + 2, rows[i]);
+    gather((lane % 4 * 2 + i) * 4, 4, 5, columns[i]);
   }
+  float sums[4] = {};
+  for (int k = 0; k < 16; ++k)
+    for (int i = 0; i < 4; ++i) sums[i] += rows[i / 2][k] * columns[i % 2][k];
+  for (int i = 0; i < 4; ++i) d[i] += sums[i];
 }
 
 /// ldmatrix.x4: loads four 8x8 matrices of 16-bit elements. Lane i passes the address of row i%8 of

@@ -3,14 +3,22 @@
 #include <gmock/gmock.h>
 #include <sched.h>
 
+#include <fstream>
+
 #include "config/cpu_bind.hpp"
+#include "tests/support/temp_directory.hpp"
 #include "tests/tools/daemon.hpp"
+#include "tests/tools/other_programs.hpp"
 #include "tests/tools/start_attempt.hpp"
 
 namespace kvhive::testing {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 
 ProcessorList processors_of(pid_t process) {
   cpu_set_t set;
@@ -72,6 +80,28 @@ TEST(CpuBindings, OfThreadsThatAnOperatorAsksForThereAreAsMany) {
       {"--kv-cache-memory-bytes", "8M", "--threads", "3", "--cpu-bind", std::to_string(ends()[1])});
   EXPECT_EQ(daemon.status()["engines"][0]["threads"], 3);
   expect_bound(pid_of(daemon, 0), {ends()[1]});
+}
+
+/// A step's memory grows with threads, so whoever asks how much a model takes has as many as an
+/// engine will have, not one for each processor of the machine.
+TEST(CpuBindings, AModelsMemoryIsMeasuredWithTheThreadsOfAnEngine) {
+  namespace fs = std::filesystem;
+  const TempDirectory directory;
+  copy_programs(directory.path());
+  const fs::path engine = directory.path() / "kvhive-engine", asked = directory.path() / "asked";
+  fs::rename(engine, directory.path() / "engine");
+  std::ofstream(engine) << "#!/bin/sh\n"
+                        << "case \"$*\" in *--describe*) echo \"$OMP_NUM_THREADS\" >>" << asked
+                        << ";; esac\nexec " << directory.path() / "engine"
+                        << " \"$@\"\n";
+  fs::permissions(engine, fs::perms::owner_all);
+  const StartedFrom started(directory.path());
+  const Daemon daemon({"--engines", "2", "--threads", "0"});
+  const Json threads = daemon.status()["engines"][0]["threads"];
+  std::vector<std::string> told;
+  std::ifstream lines(asked);
+  for (std::string line; std::getline(lines, line);) told.push_back(line);
+  EXPECT_THAT(told, AllOf(Not(IsEmpty()), Each(threads.dump())));
 }
 
 /// In a container with fewer processors than the machine, those are the ones there are.

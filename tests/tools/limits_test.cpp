@@ -129,7 +129,7 @@ TEST(Limits, WithAnyProcessLimitAStartWorksOrSaysWhyNot) {
   ASSERT_EQ(chown(directory.c_str(), nobody_else, nobody_else), 0);
   const auto socket = (directory / "s").string();
   int started = 0, refused = 0;
-  for (int most = 1; most <= 25; most += stride(6)) {
+  for (int most = 1; most <= 31; most += stride(6)) {
     SCOPED_TRACE(most);
     const StartAttempt daemon({"--kv-cache-memory-bytes", "8M", "--socket", socket}, [&] {
       limited(RLIMIT_NPROC, static_cast<rlim_t>(most))();

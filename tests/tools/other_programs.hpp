@@ -1,7 +1,9 @@
 #pragma once
 // The daemon's programs once more, in a directory of their own: for tests another version of them.
 
+#include <cstdlib>
 #include <filesystem>
+#include <string>
 
 #include "tests/tools/daemon.hpp"
 
@@ -13,5 +15,26 @@ inline void copy_programs(const std::filesystem::path& directory) {
     std::filesystem::copy_file(program(name), directory / name,
                                std::filesystem::copy_options::skip_existing);
 }
+
+/// While it lives, tests start the programs of another directory.
+class StartedFrom {
+ public:
+  explicit StartedFrom(const std::filesystem::path& directory) {
+    setenv(kName, directory.c_str(), 1);
+  }
+  ~StartedFrom() {
+    if (was_set_)
+      setenv(kName, before_.c_str(), 1);
+    else
+      unsetenv(kName);
+  }
+  StartedFrom(const StartedFrom&) = delete;
+  StartedFrom& operator=(const StartedFrom&) = delete;
+
+ private:
+  static constexpr const char* kName = "KVHIVE_PROGRAMS_UNDER_TEST";
+  const bool was_set_ = std::getenv(kName) != nullptr;
+  const std::string before_ = was_set_ ? std::getenv(kName) : "";
+};
 
 }  // namespace kvhive::testing

@@ -11,7 +11,7 @@
 #include "base/exit_codes.hpp"
 #include "ipc/pidfd.hpp"
 #include "ipc/protocol.hpp"
-#include "tools/keeper/ask_child.hpp"
+#include "tools/keeper/children/ask_child.hpp"
 
 namespace kvhive {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "config/resolved_options.hpp"
-#include "tools/keeper/child.hpp"
+#include "tools/keeper/children/child.hpp"
 
 namespace kvhive {
 

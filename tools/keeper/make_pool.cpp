@@ -153,7 +153,9 @@ Expected<bool> make_gpu_memory(MadePool& pool, const ResolvedOptions& options,
 /// describe_model() of one of the models; errors name it if there are several.
 Expected<std::optional<ModelFacts>> describe(const ResolvedOptions& options, std::size_t model,
                                              int stop, Depth depth) {
-  auto facts = describe_model(options_of(options.asked, options.models, model), stop, depth);
+  const std::uint32_t threads = std::ranges::max(options.places, {}, &EnginePlace::threads).threads;
+  auto facts =
+      describe_model(options_of(options.asked, options.models, model), threads, stop, depth);
   if (facts || options.models.size() == 1) return facts;
   return failure(facts.error().code,
                  "model '" + options.models[model].name + "': " + facts.error().text);

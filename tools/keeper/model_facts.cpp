@@ -4,11 +4,12 @@
 #include <utility>
 
 #include "config/sizing.hpp"
-#include "tools/keeper/ask_child.hpp"
+#include "tools/keeper/children/ask_child.hpp"
 
 namespace kvhive {
 
-Expected<std::optional<ModelFacts>> describe_model(const Options& options, int stop, Depth depth) {
+Expected<std::optional<ModelFacts>> describe_model(const Options& options, std::uint32_t threads,
+                                                   int stop, Depth depth) {
   Child engine;
   engine.program = "kvhive-engine";
   engine.flags = to_flags(options);
@@ -16,6 +17,7 @@ Expected<std::optional<ModelFacts>> describe_model(const Options& options, int s
                              ? "--describe=profile"
                              : "--describe=config");
   engine.ends_with_keeper = true;  // only the keeper reads its answer
+  engine.place.threads = threads;
   auto output = ask(engine, {.stop = stop});
   if (!output) return forward_error(output);
   if (!*output) return std::optional<ModelFacts>();

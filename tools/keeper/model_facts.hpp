@@ -42,8 +42,13 @@ enum class Depth : std::uint8_t {
   profile,  ///< and a profile run, if the pool's size depends on one
 };
 /// Runs `kvhive-engine --describe` and reads its output.
+///
+/// \param threads  the most that an engine of this model computes with: what a step takes grows
+/// with
+///                 them
 /// \return  nothing if `stop` became readable first
-[[nodiscard]] Expected<std::optional<ModelFacts>> describe_model(const Options& options, int stop,
-                                                                 Depth depth = Depth::profile);
+[[nodiscard]] Expected<std::optional<ModelFacts>> describe_model(const Options& options,
+                                                                 std::uint32_t threads, int stop,
+                                                                 Depth depth);
 
 }  // namespace kvhive

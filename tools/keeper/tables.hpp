@@ -17,7 +17,7 @@
 #include "base/unique_fd.hpp"
 #include "config/resolved_options.hpp"
 #include "tools/keeper/channels/channels.hpp"
-#include "tools/keeper/child.hpp"
+#include "tools/keeper/children/child.hpp"
 #include "tools/keeper/domains.hpp"
 #include "tools/keeper/make_pool.hpp"
 #include "ipc/control_messages.hpp"

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "ipc/pidfd.hpp"
+#include "tools/keeper/children/reaper.hpp"
 
 namespace kvhive {
 namespace {
@@ -56,9 +57,9 @@ Expected<void> Expendables::start(std::vector<int> kept, const std::function<int
 void Expendables::on_end(pid_t pid) {
   auto ended = processes_.extract(pid);
   loop_.unwatch(ended.mapped().pidfd.get());
-  int status = 0;
-  waitpid(pid, &status, 0);
-  ended.mapped().on_end(status);
+  const auto status = end_of_child(pid, IfItRuns::wait);
+  if (status) collect_later(pid);
+  ended.mapped().on_end(status.value_or(0));
 }
 
 }  // namespace kvhive

@@ -21,6 +21,7 @@
 #include "base/log.hpp"
 #include "config/domains/domain_rules.hpp"
 #include "ipc/pidfd.hpp"
+#include "tools/keeper/children/reaper.hpp"
 #include "tools/keeper/succession/strays.hpp"
 #include "tools/program/option_flags.hpp"
 
@@ -252,6 +253,7 @@ std::optional<UniqueFd> handed_ledger() {
 // -- keepers --------------------------------------------------------------------------------------
 
 Expected<int> Front::run(const std::function<int(Estate&)>& keep) {
+  collector_ = std::make_unique<OrphanCollector>(estate_.ledger.head().orphans);
   if (auto started = start_keeper(keep); !started) return forward_error(started);
   const sigset_t signals = signals_of_the_front();
   while (true) {
@@ -261,8 +263,11 @@ Expected<int> Front::run(const std::function<int(Estate&)>& keep) {
       forward(signal);
       continue;
     }
-    const auto status = collect();
-    if (!status) continue;
+    const auto status = end_of_child(keeper_, IfItRuns::answer_nothing);
+    if (!status) {
+      collector_->wake();
+      continue;
+    }
     if (WIFEXITED(*status) && WEXITSTATUS(*status) == kExitHandsOver) {
       if (auto started = hand_over(keep); !started) return forward_error(started);
       continue;
@@ -288,9 +293,13 @@ Expected<void> Front::hand_over(const std::function<int(Estate&)>& keep) {
 
 Expected<void> Front::start_keeper(const std::function<int(Estate&)>& keep) {
   ++estate_.ledger.head().keepers;
-  keeper_ = start_with_same_descriptors([&] { return keep(estate_); });
-  if (keeper_ < 0) return os_failure("start the keeper");
-  return {};
+  keeper_ = collector_->start_spared(
+      [&] { return start_with_same_descriptors([&] { return keep(estate_); }); });
+  const int error = errno;
+  collector_->wake();  // the one before it
+  if (keeper_ >= 0) return {};
+  errno = error;
+  return os_failure("start the keeper");
 }
 
 /// The keeper was killed. Error: there is none any more; Errc::none = as it was to be.
@@ -314,22 +323,6 @@ Expected<void> Front::next_keeper(const std::function<int(Estate&)>& keep, int s
   // The one that was killed may not have heard it; to open the log twice does no harm.
   if (hangup_) forward(*hangup_);
   return {};
-}
-
-/// Collects all children that have ended. Returns the keeper's status if it is one of them.
-std::optional<int> Front::collect() {
-  std::optional<int> of_keeper;
-  siginfo_t ended{};
-  while (waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid != 0) {
-    int status = ended.si_status;
-    if (ended.si_code == CLD_EXITED) status <<= 8;
-    if (ended.si_pid == keeper_)
-      of_keeper = status;
-    else
-      estate_.ledger.head().orphans.write(ended.si_pid, status);
-    waitpid(std::exchange(ended.si_pid, 0), nullptr, 0);
-  }
-  return of_keeper;
 }
 
 /// Tells the keeper, with the sender's name. If the keeper is killed before it hears it, its
@@ -359,7 +352,7 @@ void Front::end_orphans() {
   sigaddset(&ends, SIGCHLD);
   const auto end = std::chrono::steady_clock::now() + kPatienceWithKilled;
   while (true) {
-    (void)collect();
+    collector_->collect_all();
     const std::vector<pid_t> left = children();
     const auto pause = end - std::chrono::steady_clock::now();
     if (left.empty() || pause <= pause.zero()) return;

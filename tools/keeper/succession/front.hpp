@@ -8,6 +8,7 @@
 #include <sys/types.h>
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -18,6 +19,7 @@
 #include "ipc/listener.hpp"
 #include "tools/keeper/domains.hpp"
 #include "tools/keeper/succession/ledger.hpp"
+#include "tools/keeper/succession/orphan_collector.hpp"
 
 namespace kvhive {
 
@@ -90,13 +92,13 @@ class Front {
   [[nodiscard]] Expected<void> start_keeper(const std::function<int(Estate&)>& keep);
   [[nodiscard]] Expected<void> next_keeper(const std::function<int(Estate&)>& keep, int signal);
   [[nodiscard]] Expected<void> hand_over(const std::function<int(Estate&)>& keep);
-  std::optional<int> collect();
   void forward(const siginfo_t& signal);
   void end_orphans();
   void write_estate() const;
   static void prepare_process();
 
   Estate estate_;
+  std::unique_ptr<OrphanCollector> collector_;  ///< while run() runs
   pid_t keeper_ = 0;
   std::optional<siginfo_t> hangup_;  ///< the last
 };

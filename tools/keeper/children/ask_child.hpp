@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/expected.hpp"
-#include "tools/keeper/child.hpp"
+#include "tools/keeper/children/child.hpp"
 
 namespace kvhive {
 

@@ -1,4 +1,4 @@
-#include "tools/keeper/ask_child.hpp"
+#include "tools/keeper/children/ask_child.hpp"
 
 #include <fcntl.h>
 #include <poll.h>

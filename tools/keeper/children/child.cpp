@@ -1,4 +1,4 @@
-#include "tools/keeper/child.hpp"
+#include "tools/keeper/children/child.hpp"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -13,6 +13,7 @@
 
 #include "base/logging/patient_write.hpp"
 #include "ipc/pidfd.hpp"
+#include "tools/keeper/children/reaper.hpp"
 #include "tools/placement/processor_mask.hpp"
 
 namespace kvhive {
@@ -115,8 +116,9 @@ void let_go(Child& child) {
 }
 
 std::string collect(Child& child) {
-  int status = 0;
-  child.is_end_known = waitpid(child.pid, &status, 0) == child.pid;
+  const auto status = end_of_child(child.pid, IfItRuns::wait);
+  if (status) collect_later(child.pid);
+  child.is_end_known = status.has_value();
   child.pid = 0;
   child.pidfd = UniqueFd();
   child.gate = UniqueFd();
@@ -124,7 +126,7 @@ std::string collect(Child& child) {
     child.last_exit_code = -1;
     return "an earlier keeper had started it, so how is not known; see its last lines";
   }
-  return take_end(child, status);
+  return take_end(child, *status);
 }
 
 std::string take_end(Child& child, int status) {

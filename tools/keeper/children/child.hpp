@@ -62,8 +62,8 @@ struct Streams {
 /// Lets a child that waits execute its program.
 void let_go(Child& child);
 
-/// Calls waitpid() for a child whose pidfd has fired. Returns how it ended ("exit code 1", "signal
-/// 9"). If a keeper that was killed had started it, its parent is the front.
+/// Waits for a child's end, and has it collected. Returns how it ended ("exit code 1", "signal 9").
+/// If a keeper that was killed had started it, its parent is the front.
 std::string collect(Child& child);
 /// The same, with what is known of the child's status.
 std::string take_end(Child& child, int status);

@@ -1,0 +1,90 @@
+#include "tools/keeper/succession/orphan_collector.hpp"
+
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include <mutex>
+#include <semaphore>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "tools/keeper/children/reaper.hpp"
+
+namespace kvhive {
+
+/// Keepers are made of copies of this process, with the calling thread alone. So the collector's
+/// allocates nothing: a copy must not have the allocator locked for ever.
+struct OrphanCollector::State {
+  explicit State(OrphanEnds& of_all) : ends(&of_all) {}
+
+  /// One that has ended and is not spared; 0 = there is none. Its end is written down.
+  pid_t next_ended();
+  void collect();
+  void work();
+
+  OrphanEnds* ends;
+  std::mutex choosing;  ///< never held while a process is collected
+  pid_t spared = 0;
+  pid_t earlier = 0;  ///< the one that was spared before: no orphan
+  std::counting_semaphore<> is_woken{0};
+  std::binary_semaphore is_running{0};
+  bool has_thread = false;
+};
+
+pid_t OrphanCollector::State::next_ended() {
+  const std::lock_guard lock(choosing);
+  siginfo_t end{};
+  if (ends == nullptr) return 0;
+  if (waitid(P_ALL, 0, &end, WEXITED | WNOHANG | WNOWAIT) != 0 || end.si_pid == spared) return 0;
+  if (end.si_pid != 0 && end.si_pid != earlier) ends->write(end.si_pid, status_of(end));
+  return end.si_pid;
+}
+
+void OrphanCollector::State::collect() {
+  while (const pid_t ended = next_ended()) waitpid(ended, nullptr, 0);
+}
+
+void OrphanCollector::State::work() {
+  prctl(PR_SET_NAME, kReaperName);
+  is_running.release();
+  while (true) {
+    is_woken.acquire();
+    collect();
+  }
+}
+
+OrphanCollector::OrphanCollector(OrphanEnds& ends) : state_(*new State(ends)) {
+  try {
+    std::thread([state = &state_] { state->work(); }).detach();
+    state_.is_running.acquire();
+    state_.has_thread = true;
+  } catch (const std::system_error&) {
+  }
+}
+
+OrphanCollector::~OrphanCollector() {
+  const std::lock_guard lock(state_.choosing);
+  state_.ends = nullptr;
+}
+
+pid_t OrphanCollector::start_spared(const std::function<pid_t()>& start) {
+  const std::lock_guard lock(state_.choosing);
+  state_.earlier = std::exchange(state_.spared, start());
+  return state_.spared;
+}
+
+void OrphanCollector::wake() {
+  if (state_.has_thread) return state_.is_woken.release();
+  state_.collect();
+}
+
+void OrphanCollector::collect_all() {
+  {
+    const std::lock_guard lock(state_.choosing);
+    state_.earlier = std::exchange(state_.spared, 0);
+  }
+  state_.collect();
+}
+
+}  // namespace kvhive
