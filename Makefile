@@ -50,9 +50,10 @@ page-test: build
 	@tools/install_packages.sh chromium-headless-shell || tools/install_packages.sh chromium
 	@python3 tests/page/page_test.py build/bin build/page
 
+# Much of the tests' time is one process waiting for another: twice as many at once take two thirds of the time.
 test: configure
 	@cmake --build --preset release -j $(JOBS)
-	ctest --test-dir build --output-on-failure -j $(JOBS)
+	ctest --test-dir build --output-on-failure -j $$(($(JOBS) * 2))
 
 build: configure
 	@cmake --build --preset release -j $(JOBS) --target programs

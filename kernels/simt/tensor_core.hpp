@@ -42,10 +42,17 @@ void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_
     gather(lane / 4 * 4, i, i + 2, rows[i]);
     gather((lane % 4 * 2 + i) * 4, 4, 5, columns[i]);
   }
-  float sums[4] = {};
-  for (int k = 0; k < 16; ++k)
-    for (int i = 0; i < 4; ++i) sums[i] += rows[i / 2][k] * columns[i % 2][k];
-  for (int i = 0; i < 4; ++i) d[i] += sums[i];
+  float upper_left = 0, upper_right = 0, lower_left = 0, lower_right = 0;  // in registers
+  for (int k = 0; k < 16; ++k) {
+    upper_left += rows[0][k] * columns[0][k];
+    upper_right += rows[0][k] * columns[1][k];
+    lower_left += rows[1][k] * columns[0][k];
+    lower_right += rows[1][k] * columns[1][k];
+  }
+  d[0] += upper_left;
+  d[1] += upper_right;
+  d[2] += lower_left;
+  d[3] += lower_right;
 }
 
 /// ldmatrix.x4: loads four 8x8 matrices of 16-bit elements. Lane i passes the address of row i%8 of
