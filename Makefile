@@ -50,7 +50,7 @@ page-test: build
 	@tools/install_packages.sh chromium-headless-shell || tools/install_packages.sh chromium
 	@python3 tests/page/page_test.py build/bin build/page
 
-# Much of the tests' time is one process waiting for another: twice as many at once take two thirds of the time.
+# A test's processes often wait for each other, so twice as many tests as cores run at once.
 test: configure
 	@cmake --build --preset release -j $(JOBS)
 	ctest --test-dir build --output-on-failure -j $$(($(JOBS) * 2))

@@ -64,7 +64,7 @@ void load_elements(const std::byte* from, std::size_t first, std::size_t count, 
   }
 }
 
-/// Sums side by side, as the compiler makes vectors of them: a test waits for this.
+/// Sixteen sums, of which the compiler makes vectors; it may not reorder one.
 float dot(const float* x, const float* w, std::size_t K) {
   constexpr std::size_t kSums = 16;
   float sums[kSums] = {};

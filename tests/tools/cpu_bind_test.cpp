@@ -96,7 +96,7 @@ TEST(CpuBindings, AModelsMemoryIsMeasuredWithTheThreadsOfAnEngine) {
                         << " \"$@\"\n";
   fs::permissions(engine, fs::perms::owner_all);
   const StartedFrom started(directory.path());
-  const Daemon daemon({"--engines", "2", "--threads", "0"});
+  const Daemon daemon({"--engines", "2", "--threads", "0", "--gpu-memory-utilization", "0.03"});
   const Json threads = daemon.status()["engines"][0]["threads"];
   std::vector<std::string> told;
   std::ifstream lines(asked);

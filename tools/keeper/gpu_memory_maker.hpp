@@ -37,7 +37,7 @@ class GpuMemoryMaker {
   void resume(const Running& running);
   /// Makes the child check its GPU context. The child ends if the context is lost.
   void check_context();
-  /// Calls waitpid() for the child after its pidfd has fired.
+  /// Has the child collected, whose pidfd has fired.
   /// \return  a line for the operator: how the child ended, and what to do
   std::string collect();
   /// Ends the child. With legacy CUDA IPC this also frees the GPU memory it made.

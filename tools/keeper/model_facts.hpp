@@ -43,9 +43,7 @@ enum class Depth : std::uint8_t {
 };
 /// Runs `kvhive-engine --describe` and reads its output.
 ///
-/// \param threads  the most that an engine of this model computes with: what a step takes grows
-/// with
-///                 them
+/// \param threads  the most that an engine computes with: a step's memory grows with them
 /// \return  nothing if `stop` became readable first
 [[nodiscard]] Expected<std::optional<ModelFacts>> describe_model(const Options& options,
                                                                  std::uint32_t threads, int stop,

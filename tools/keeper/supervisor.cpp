@@ -184,7 +184,7 @@ void Supervisor::on_end(Child& child) {
 /// It is told of the end in the same instant, and may be a little later. If it is stopped, nobody
 /// knows how the child ended.
 void Supervisor::wait_for_the_front(Child& child, int times) {
-  constexpr int kTimes = 20;
+  constexpr int kTimes = 200;
   loop_.after(std::chrono::milliseconds(1), [this, &child, times] {
     if (!child.is_running()) return;
     if (times + 1 < kTimes && !events_.end_of_orphan(child.pid))

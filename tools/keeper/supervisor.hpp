@@ -26,7 +26,7 @@ class Supervisor {
   class Events {
    public:
     virtual ~Events() = default;
-    /// A child has ended, and waitpid() was called for it. `pid` is the pid that it had.
+    /// A child has ended, and it is known how. `pid` is the pid that it had.
     virtual void on_child_end(const Child& child, pid_t pid) = 0;
     /// How a process ended that an earlier keeper had started, as waitpid() would tell it.
     virtual std::optional<int> end_of_orphan(pid_t pid) = 0;

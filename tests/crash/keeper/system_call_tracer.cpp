@@ -168,7 +168,7 @@ void SystemCallTracer::turn_to_child(pid_t parent) {
   KV_CHECK(ptrace(PTRACE_GETEVENTMSG, parent, nullptr, &child) == 0, errno);
   ptrace(PTRACE_DETACH, parent, nullptr, 0L);
   threads_.erase(parent);
-  for (const pid_t other : threads_) release(other);
+  while (!threads_.empty()) release(threads_.extract(threads_.begin()).value());
   pid_ = static_cast<pid_t>(child);
   threads_ = {pid_};
   standing_.clear();

@@ -3,6 +3,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
+#include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <system_error>
@@ -12,6 +13,10 @@
 
 namespace kvhive {
 namespace {
+
+/// So long after its end nobody drops entries of a process but who collects it. A keeper that is
+/// killed while this thread is in the kernel has no successor before the thread comes back.
+constexpr std::chrono::seconds kCalm{1};
 
 /// Those that have ended, and the thread that collects them.
 class Reaper {
@@ -42,9 +47,12 @@ class Reaper {
     std::unique_lock lock(mutex_);
     while (true) {
       has_some_.wait(lock, [this] { return !ended_.empty(); });
+      lock.unlock();
+      std::this_thread::sleep_for(kCalm);
+      lock.lock();
       const std::vector<pid_t> ended = std::exchange(ended_, {});
       lock.unlock();
-      for (const pid_t child : ended) waitpid(child, nullptr, 0);
+      for (const pid_t child : ended) waitpid(child, nullptr, WNOHANG);
       lock.lock();
     }
   }

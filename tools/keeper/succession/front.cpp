@@ -47,7 +47,8 @@ sigset_t signals_of_the_front() {
 
 /// A process that shares this one's table of descriptors. The C library does not know of it: it
 /// takes the process's first thread for this process's (its number, above all). A thread that is
-/// started there is right in everything, so it does the work.
+/// started there is right in everything, so it does the work. No other thread of this process may
+/// have a lock of the C library at that moment.
 pid_t start_with_same_descriptors(const std::function<int()>& work) {
   const long pid = syscall(SYS_clone, CLONE_FILES | SIGCHLD, nullptr, nullptr, nullptr, nullptr);
   if (pid != 0) return static_cast<pid_t>(pid);

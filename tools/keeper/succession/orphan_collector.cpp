@@ -13,8 +13,9 @@
 
 namespace kvhive {
 
-/// Keepers are made of copies of this process, with the calling thread alone. So the collector's
-/// allocates nothing: a copy must not have the allocator locked for ever.
+/// A keeper is a copy of this process, with the calling thread alone. So the collector's thread
+/// takes no lock of the C library (it allocates and prints nothing): a copy would have it locked
+/// for ever.
 struct OrphanCollector::State {
   explicit State(OrphanEnds& of_all) : ends(&of_all) {}
 
@@ -26,7 +27,7 @@ struct OrphanCollector::State {
   OrphanEnds* ends;
   std::mutex choosing;  ///< never held while a process is collected
   pid_t spared = 0;
-  pid_t earlier = 0;  ///< the one that was spared before: no orphan
+  pid_t earlier = 0;  ///< the one that was spared before: no orphan, so its end is of no use
   std::counting_semaphore<> is_woken{0};
   std::binary_semaphore is_running{0};
   bool has_thread = false;
@@ -42,7 +43,7 @@ pid_t OrphanCollector::State::next_ended() {
 }
 
 void OrphanCollector::State::collect() {
-  while (const pid_t ended = next_ended()) waitpid(ended, nullptr, 0);
+  while (const pid_t ended = next_ended()) waitpid(ended, nullptr, WNOHANG);
 }
 
 void OrphanCollector::State::work() {

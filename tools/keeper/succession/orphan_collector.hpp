@@ -1,5 +1,5 @@
 #pragma once
-// Of the front: collects the processes that killed keepers have left, and the killed keepers, and
+// Collects, for the front, the processes that killed keepers have left, and the killed keepers, and
 // writes down how they have ended. In a thread of its own (reaper.hpp says why): whatever takes the
 // kernel long, the next keeper is started at once.
 
