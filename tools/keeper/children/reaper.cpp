@@ -14,8 +14,8 @@
 namespace kvhive {
 namespace {
 
-/// So long after its end nobody drops entries of a process but who collects it. A keeper that is
-/// killed while this thread is in the kernel has no successor before the thread comes back.
+/// So long after its end hardly anybody but who collects it drops a process's entries. A keeper
+/// that is killed while this thread is in the kernel has no successor before the thread comes back.
 constexpr std::chrono::seconds kCalm{1};
 
 /// Those that have ended, and the thread that collects them.
