@@ -122,8 +122,8 @@ Expected<void> check_geometry(const PoolGeometry& geometry) {
 /// Prefetches one cache line of each page, so that the page tables are in the caches. The data
 /// itself is kept out of the larger caches.
 void warm_page_walks(const void* from, std::size_t bytes) {
-  constexpr std::size_t kPage = 4096;
-  for (std::size_t at = 0; at < bytes; at += kPage)
+  constexpr std::size_t kSmallPage = 4096;
+  for (std::size_t at = 0; at < bytes; at += kSmallPage)
     prefetch_once(static_cast<const std::byte*>(from) + at);
 }
 

@@ -102,7 +102,7 @@ void expect_right(const PackedWriters& writers) {
 /// The layout as config/page_layout.hpp describes it, element by element.
 TEST(PackedWrite, PutsEveryElementWhereTheLayoutSays) {
   for (const std::int32_t S : {16, 32, 64}) {
-    constexpr std::int32_t kHeads = 2, kD = 64;
+    constexpr std::int32_t kD = 64;
     PagedKv kv{.G = kHeads, .S = S, .D = kD, .layout = PageLayout::packed};
     kv.head_stride = S * kD * 2;
     kv.block_stride = 2 * kHeads * kv.head_stride;

@@ -1,8 +1,9 @@
 // To collect an ended process may take the kernel seconds. Nobody waits for it: the thread that
-// collects is held up here, as by the kernel.
+// collects is held up here where it calls the kernel, as by the kernel.
 
 #include <gmock/gmock.h>
 #include <sys/ptrace.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include <fstream>
@@ -24,11 +25,12 @@ pid_t collecting_thread_of(pid_t process) {
   return 0;
 }
 
-/// A thread that does not run while this object lives; the others of its process do.
+/// A thread that does not run between the calls of this object while it lives; the other threads of
+/// its process do.
 class HeldThread {
  public:
   explicit HeldThread(pid_t thread) : thread_(thread) {
-    is_held_ = ptrace(PTRACE_SEIZE, thread_, 0, 0) == 0 &&
+    is_held_ = ptrace(PTRACE_SEIZE, thread_, 0, PTRACE_O_TRACESYSGOOD) == 0 &&
                ptrace(PTRACE_INTERRUPT, thread_, 0, 0) == 0 &&
                waitpid(thread_, nullptr, __WALL) == thread_;
   }
@@ -39,6 +41,20 @@ class HeldThread {
   HeldThread& operator=(const HeldThread&) = delete;
 
   bool is_held() const { return is_held_; }
+
+  /// Lets it run until it is about to wait for a child. False = it has ended instead.
+  bool runs_until_it_collects() {
+    constexpr int kAtSystemCall = SIGTRAP | 0x80;
+    int status = 0;
+    while (ptrace(PTRACE_SYSCALL, thread_, 0, 0) == 0 &&
+           waitpid(thread_, &status, __WALL) == thread_ && WIFSTOPPED(status)) {
+      if (WSTOPSIG(status) != kAtSystemCall) continue;
+      __ptrace_syscall_info call{};
+      ptrace(PTRACE_GET_SYSCALL_INFO, thread_, sizeof call, &call);
+      if (call.op == PTRACE_SYSCALL_INFO_ENTRY && call.entry.nr == SYS_wait4) return true;
+    }
+    return is_held_ = false;
+  }
 
  private:
   const pid_t thread_;
@@ -53,11 +69,14 @@ TEST(Collecting, OfKilledKeepersHoldsNobodyUp) {
   ASSERT_NE(thread, 0);
   std::vector<pid_t> killed;
   {
-    const HeldThread held(thread);
+    HeldThread held(thread);
     if (!held.is_held()) GTEST_SKIP() << "ptrace is not allowed here";
     for (int kills = 0; kills < 4; ++kills) {
       killed.push_back(daemon.keeper());
       daemon.kill_keeper();
+      if (kills == 0) {
+        ASSERT_TRUE(held.runs_until_it_collects());
+      }
       EXPECT_EQ(daemon.connect().generate(long_request(8))->tokens.size(), 8u);
     }
     for (const pid_t keeper : killed) EXPECT_TRUE(is_zombie(keeper));
@@ -86,9 +105,11 @@ TEST(Collecting, OfKilledEnginesHoldsNobodyUp) {
   ASSERT_NE(thread, 0);
   std::vector<pid_t> killed;
   {
-    const HeldThread held(thread);
+    HeldThread held(thread);
     if (!held.is_held()) GTEST_SKIP() << "ptrace is not allowed here";
-    for (const int number : {0, 1}) killed.push_back(kill_engine(number));
+    killed.push_back(kill_engine(0));
+    ASSERT_TRUE(held.runs_until_it_collects());
+    killed.push_back(kill_engine(1));
     for (const pid_t ended : killed) EXPECT_TRUE(is_zombie(ended));
     EXPECT_EQ(daemon.connect(1).generate(long_request(8))->tokens.size(), 8u);
   }

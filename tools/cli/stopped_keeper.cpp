@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "ipc/protocol.hpp"
+#include "tools/snapshot/process_facts.hpp"
 
 namespace kvhive {
 namespace {
@@ -62,22 +63,12 @@ std::optional<pid_t> listener_on(const std::string& path) {
   return listener;
 }
 
-/// It may not have been collected yet.
-bool has_ended(pid_t process) {
-  std::ifstream stat("/proc/" + std::to_string(process) + "/stat");
-  std::string line;
-  std::getline(stat, line);
-  const std::size_t name_end = line.rfind(')');
-  return name_end == std::string::npos || line.compare(name_end, 3, ") Z") == 0;
-}
-
 pid_t keeper_of(pid_t daemon) {
   const std::string number = std::to_string(daemon);
   std::ifstream children("/proc/" + number + "/task/" + number + "/children");
   for (pid_t child = 0; children >> child;) {
-    std::string name;
-    std::getline(std::ifstream("/proc/" + std::to_string(child) + "/comm"), name);
-    if (name == "kvhived" && !has_ended(child)) return child;
+    const auto facts = facts_of(child);  // one that has ended may not have been collected yet
+    if (facts && facts->program == "kvhived" && !facts->has_ended()) return child;
   }
   return daemon;
 }

@@ -69,7 +69,7 @@ void GpuMemoryMaker::end() {
   line_ = UniqueFd();
   if (!is_running()) return;
   kill_by_pidfd(child_.pidfd);
-  kvhive::collect(child_);
+  kvhive::collect(child_, Collected::at_once);  // the daemon starts or ends
 }
 
 }  // namespace kvhive

@@ -16,11 +16,11 @@
 namespace kvhive {
 namespace {
 
-Normalizer parse(const char* json) {
-  return Normalizer::parse(nlohmann::json::parse(json), "n").value();
+Normalizer parse(const char* form) {
+  return Normalizer::parse(nlohmann::json::parse(form), "n").value();
 }
 
-std::string apply(const char* json, const std::string& text) { return parse(json).apply(text); }
+std::string apply(const char* form, const std::string& text) { return parse(form).apply(text); }
 
 TEST(Normalizer, NullChangesNothing) { EXPECT_EQ(apply("null", "e\u0301 x"), "e\u0301 x"); }
 
@@ -60,12 +60,12 @@ std::vector<char32_t> all_code_points() {
 }
 
 TEST(Normalizer, NormalizesEveryCodePointAsUtf8procDoes) {
-  for (const auto& [json, options] : kForms) {
-    const auto normalizer = parse(json);
+  for (const auto& [form, options] : kForms) {
+    const auto normalizer = parse(form);
     for (const char32_t c : all_code_points()) {
       const std::string text = utf8_of(c);
       ASSERT_EQ(normalizer.apply(text), by_utf8proc(text, options))
-          << json << " U+" << std::hex << std::uint32_t(c);
+          << form << " U+" << std::hex << std::uint32_t(c);
     }
   }
 }
@@ -90,12 +90,12 @@ TEST(Normalizer, NormalizesRandomTextsAsUtf8procDoes) {
       default: return one_of(marks);
     }
   };
-  for (const auto& [json, options] : kForms) {
-    const auto normalizer = parse(json);
+  for (const auto& [form, options] : kForms) {
+    const auto normalizer = parse(form);
     for (int round = 0; round < 20'000; ++round) {
       std::string text;
       for (std::size_t left = random() % 24; left > 0; --left) text += utf8_of(next());
-      ASSERT_EQ(normalizer.apply(text), by_utf8proc(text, options)) << json << ' ' << text;
+      ASSERT_EQ(normalizer.apply(text), by_utf8proc(text, options)) << form << ' ' << text;
     }
   }
 }
@@ -103,8 +103,8 @@ TEST(Normalizer, NormalizesRandomTextsAsUtf8procDoes) {
 TEST(Normalizer, AMegabyteOfMarksOutOfOrderTakesNoQuadraticTime) {
   std::string text;
   while (text.size() < 1 << 20) text += "\u0301\u0323";  // classes 230 and 220
-  for (const auto& [json, options] : kForms) {
-    const std::string normal = parse(json).apply(text);  // a quadratic algorithm would time out
+  for (const auto& [form, options] : kForms) {
+    const std::string normal = parse(form).apply(text);  // a quadratic algorithm would time out
     EXPECT_EQ(normal.size(), text.size());
     EXPECT_EQ(normal.substr(0, 4), "\u0323\u0323");
   }
@@ -116,20 +116,20 @@ TEST(Normalizer, KeepsNulBytes) {
 }
 
 TEST(Normalizer, SentencePieceStepsRunInOrder) {
-  const char* json = R"({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"},
+  const char* form = R"({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"},
       {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]})";
-  EXPECT_EQ(apply(json, "a  b"), "▁a▁▁b");
-  EXPECT_EQ(apply(json, ""), "");
+  EXPECT_EQ(apply(form, "a  b"), "▁a▁▁b");
+  EXPECT_EQ(apply(form, ""), "");
 }
 
 TEST(Normalizer, UnknownKindsAreRefusedByName) {
-  for (const char* json :
+  for (const char* form :
        {R"({"type": "Lowercase"})",
         R"({"type": "Replace", "pattern": {"Regex": "x"}, "content": ""})",
         R"({"type": "Replace", "pattern": {"String": ""}, "content": ""})", R"({})", R"([1])",
         R"({"type": "Sequence", "normalizers": [{"type": "Strip"}]})"}) {
-    const auto parsed = Normalizer::parse(nlohmann::json::parse(json), "file: normalizer");
-    ASSERT_FALSE(parsed) << json;
+    const auto parsed = Normalizer::parse(nlohmann::json::parse(form), "file: normalizer");
+    ASSERT_FALSE(parsed) << form;
     EXPECT_NE(parsed.error().text.find("file: normalizer"), std::string::npos);
   }
 }

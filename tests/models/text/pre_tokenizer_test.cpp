@@ -7,8 +7,8 @@ namespace {
 
 using Pieces = std::vector<std::string>;
 
-Pieces cut(const nlohmann::json& json, const std::string& text, Place place = Place::start) {
-  return PreTokenizer::parse(json, "p").value().cut(text, place).value();
+Pieces cut(const nlohmann::json& form, const std::string& text, Place place = Place::start) {
+  return PreTokenizer::parse(form, "p").value().cut(text, place).value();
 }
 
 nlohmann::json split(const std::string& regex, const char* behavior = "Isolated",
@@ -121,11 +121,11 @@ TEST(PreTokenizer, AMatchMayEndTheTextBeforeIt) {
 }
 
 TEST(PreTokenizer, UnknownKindsAreRefused) {
-  for (const auto& json :
+  for (const auto& form :
        {nlohmann::json{{"type", "Whitespace"}}, split("x", "MergedWithNext"), split("x", "Removed"),
         split("x", "MergedWithPrevious"), split("(unclosed"), nlohmann::json{{"type", "Metaspace"}},
         nlohmann::json(3)})
-    EXPECT_FALSE(PreTokenizer::parse(json, "p")) << json;
+    EXPECT_FALSE(PreTokenizer::parse(form, "p")) << form;
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ Expected<std::optional<std::string>> ask(Child& child, const Listening& listenin
     if (poll(polled, std::size(polled), -1) < 0) continue;  // EINTR
     if (stop.revents != 0) {
       kill_by_pidfd(child.pidfd);
-      collect(child);
+      collect(child, Collected::at_once);
       return std::optional<std::string>();
     }
     if (said.revents != 0 && !read_some(said.fd, output)) said.fd = -1;
@@ -61,7 +61,7 @@ Expected<std::optional<std::string>> ask(Child& child, const Listening& listenin
     if (answer.revents != 0) return output;
     if (ended.revents != 0) ended.fd = -1;
   }
-  const std::string end = collect(child);
+  const std::string end = collect(child, Collected::at_once);
   if (child.last_exit_code == 0) return output;
   if (poll(&stop, 1, 0) > 0)
     return std::optional<std::string>();  // the stop signal was sent to the child, too

@@ -115,9 +115,10 @@ void let_go(Child& child) {
   child.gate = UniqueFd();
 }
 
-std::string collect(Child& child) {
+std::string collect(Child& child, Collected when) {
   const auto status = end_of_child(child.pid, IfItRuns::wait);
-  if (status) collect_later(child.pid);
+  if (status && when == Collected::at_once) waitpid(child.pid, nullptr, 0);
+  if (status && when == Collected::later) collect_later(child.pid);
   child.is_end_known = status.has_value();
   child.pid = 0;
   child.pidfd = UniqueFd();

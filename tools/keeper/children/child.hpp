@@ -62,9 +62,12 @@ struct Streams {
 /// Lets a child that waits execute its program.
 void let_go(Child& child);
 
+/// When a child that has ended is collected: it may take the kernel long (reaper.hpp).
+enum class Collected : bool { later, at_once };
+
 /// Waits for a child's end, and has it collected. Returns how it ended ("exit code 1", "signal 9").
 /// If a keeper that was killed had started it, its parent is the front.
-std::string collect(Child& child);
+std::string collect(Child& child, Collected when = Collected::later);
 /// The same, with what is known of the child's status.
 std::string take_end(Child& child, int status);
 

@@ -3,6 +3,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
+#include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -65,17 +66,17 @@ class Reaper {
 
 }  // namespace
 
-int status_of(const siginfo_t& end) {
+int wait_status_of(const siginfo_t& end) {
   return end.si_code == CLD_EXITED ? end.si_status << 8 : end.si_status;
 }
 
-std::optional<int> end_of_child(pid_t child, IfItRuns if_it_runs) {
+tl::expected<int, NoEnd> end_of_child(pid_t child, IfItRuns if_it_runs) {
   siginfo_t end{};
   const int flags = if_it_runs == IfItRuns::wait ? 0 : WNOHANG;
-  if (waitid(P_PID, static_cast<id_t>(child), &end, WEXITED | WNOWAIT | flags) != 0 ||
-      end.si_pid == 0)
-    return std::nullopt;
-  return status_of(end);
+  while (waitid(P_PID, static_cast<id_t>(child), &end, WEXITED | WNOWAIT | flags) != 0)
+    if (errno != EINTR) return tl::unexpected(NoEnd::no_child);
+  if (end.si_pid == 0) return tl::unexpected(NoEnd::it_runs);
+  return wait_status_of(end);
 }
 
 void collect_later(pid_t child) {

@@ -6,7 +6,7 @@
 #include <signal.h>
 #include <sys/types.h>
 
-#include <optional>
+#include <tl/expected.hpp>
 
 namespace kvhive {
 
@@ -14,13 +14,13 @@ namespace kvhive {
 inline constexpr const char* kReaperName = "kvhived-reaper";
 
 /// What waitpid() tells, of what waitid() tells.
-int status_of(const siginfo_t& end);
+int wait_status_of(const siginfo_t& end);
 
-enum class IfItRuns : bool { answer_nothing, wait };
+enum class IfItRuns : bool { say_so, wait };
+enum class NoEnd { it_runs, no_child };  ///< no_child: it is another process's, or was collected
 
 /// How a child has ended, as waitpid() tells it. It is left to be collected.
-/// \return  nothing if it runs, or is not this process's child
-std::optional<int> end_of_child(pid_t child, IfItRuns if_it_runs);
+tl::expected<int, NoEnd> end_of_child(pid_t child, IfItRuns if_it_runs);
 
 /// Has an ended child collected in a thread of its own, or at once if the system gives no thread.
 void collect_later(pid_t child);

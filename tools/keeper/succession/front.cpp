@@ -264,20 +264,21 @@ Expected<int> Front::run(const std::function<int(Estate&)>& keep) {
       forward(signal);
       continue;
     }
-    const auto status = end_of_child(keeper_, IfItRuns::answer_nothing);
-    if (!status) {
+    const auto end = end_of_child(keeper_, IfItRuns::say_so);
+    if (!end && end.error() == NoEnd::it_runs) {
       collector_->wake();
       continue;
     }
-    if (WIFEXITED(*status) && WEXITSTATUS(*status) == kExitHandsOver) {
+    const int status = end.value_or(SIGKILL);  // collected by nobody: there is none any more
+    if (WIFEXITED(status) && WEXITSTATUS(status) == kExitHandsOver) {
       if (auto started = hand_over(keep); !started) return forward_error(started);
       continue;
     }
-    if (WIFEXITED(*status)) {
+    if (WIFEXITED(status)) {
       end_orphans();
-      return WEXITSTATUS(*status);
+      return WEXITSTATUS(status);
     }
-    auto next = next_keeper(keep, WTERMSIG(*status));
+    auto next = next_keeper(keep, WTERMSIG(status));
     if (next) continue;
     end_orphans();
     if (next.error().code == Errc::none) return 0;

@@ -7,7 +7,6 @@
 #include <semaphore>
 #include <system_error>
 #include <thread>
-#include <utility>
 
 #include "tools/keeper/children/reaper.hpp"
 
@@ -27,7 +26,6 @@ struct OrphanCollector::State {
   OrphanEnds* ends;
   std::mutex choosing;  ///< never held while a process is collected
   pid_t spared = 0;
-  pid_t earlier = 0;  ///< the one that was spared before: no orphan, so its end is of no use
   std::counting_semaphore<> is_woken{0};
   std::binary_semaphore is_running{0};
   bool has_thread = false;
@@ -38,7 +36,7 @@ pid_t OrphanCollector::State::next_ended() {
   siginfo_t end{};
   if (ends == nullptr) return 0;
   if (waitid(P_ALL, 0, &end, WEXITED | WNOHANG | WNOWAIT) != 0 || end.si_pid == spared) return 0;
-  if (end.si_pid != 0 && end.si_pid != earlier) ends->write(end.si_pid, status_of(end));
+  if (end.si_pid != 0) ends->write(end.si_pid, wait_status_of(end));
   return end.si_pid;
 }
 
@@ -71,8 +69,7 @@ OrphanCollector::~OrphanCollector() {
 
 pid_t OrphanCollector::start_spared(const std::function<pid_t()>& start) {
   const std::lock_guard lock(state_.choosing);
-  state_.earlier = std::exchange(state_.spared, start());
-  return state_.spared;
+  return state_.spared = start();
 }
 
 void OrphanCollector::wake() {
@@ -83,7 +80,7 @@ void OrphanCollector::wake() {
 void OrphanCollector::collect_all() {
   {
     const std::lock_guard lock(state_.choosing);
-    state_.earlier = std::exchange(state_.spared, 0);
+    state_.spared = 0;
   }
   state_.collect();
 }

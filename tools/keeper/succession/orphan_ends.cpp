@@ -1,15 +1,12 @@
 #include "tools/keeper/succession/orphan_ends.hpp"
 
-#include <sys/wait.h>
-
-#include <cerrno>
+#include "tools/keeper/children/reaper.hpp"
 
 namespace kvhive {
 
 bool is_orphan(pid_t pid) {
-  siginfo_t unused{};
-  return waitid(P_PID, static_cast<id_t>(pid), &unused, WEXITED | WNOHANG | WNOWAIT) != 0 &&
-         errno == ECHILD;
+  const auto end = end_of_child(pid, IfItRuns::say_so);
+  return !end && end.error() == NoEnd::no_child;
 }
 
 std::optional<int> OrphanEnds::status_of(pid_t pid) const {
