@@ -344,11 +344,12 @@ TEST_F(PortTest, AShareThatChangesIsTheSchedulersAndThatOfWhatComes) {
 TEST_F(PortTest, AShareThatChangesWhileAPromptIsReadIsThatOfThePrompt) {
   make_port();
   Line& changed = lines_.try_emplace(1, *port_, self_, 1, DomainId{7}).first->second;
-  for (int i = 0; i < 3; ++i) changed.submit_text(200'000);
+  constexpr std::size_t kTexts = 12;  // they are not all read before the share changes
+  for (std::size_t i = 0; i < kTexts; ++i) changed.submit_text(200'000);
   run_until([&] { return !arrived().empty(); });
   const DomainShare share{.weight = 2, .max_num_seqs = 9, .max_queued_tokens = 50};
   port_->set_share(DomainId{7}, share);
-  run_until([&] { return arrived().size() == 3; });
+  run_until([&] { return arrived().size() == kTexts; });
   const std::lock_guard lock(sent_.mutex);
   EXPECT_EQ(sent_.submissions.back().share, share);
 }
@@ -448,19 +449,24 @@ TEST_F(PortTest, ADomainWhoseRequestsAreReadAndRefusedTakesAFewHundredthsOfTheTi
   EXPECT_GE(std::chrono::steady_clock::now() - start, 3 * (thread_cpu_time() - computed));
 }
 
-/// On a busy machine they are taken together anyway.
+/// Every 20 ms, however long the requests take to come.
 TEST_F(PortTest, WhatComesWhileRequestsAreRefusedAsOverloadedIsTakenTogether) {
   make_port();
   sent_.refuses = true;
+  line(1).submit_tokens(10);
+  run_until([&] { return arrived().size() == 1; });  // from now on it knows
   constexpr std::size_t kRequests = 50;
   std::size_t submitted = 0;
+  const std::size_t before = sent_.batches;
+  const auto start = std::chrono::steady_clock::now();
   const std::function<void()> submit = [&] {
     line(1).submit_tokens(10);
     if (++submitted < kRequests) loop_.after(std::chrono::milliseconds(1), submit);
   };
   submit();
-  run_until([&] { return arrived().size() == kRequests; });
-  EXPECT_LT(sent_.batches, kRequests / 3);
+  run_until([&] { return arrived().size() == 1 + kRequests; });
+  const auto windows = (std::chrono::steady_clock::now() - start) / std::chrono::milliseconds(20);
+  EXPECT_LE(sent_.batches - before, static_cast<std::size_t>(windows) + 3);
 }
 
 /// At a pace at which something new is always there when the channel is looked at.
@@ -491,7 +497,7 @@ TEST_F(PortTest, WhatComesAfterTheLastRefusalIsSoonTakenAtOnceAgain) {
 TEST_F(PortTest, AClosedChannelsPromptsAreForgotten) {
   make_port();
   std::vector<std::uint32_t> slots{
-      line(1).submit_text(1'000'000)};  // read for longer than it takes
+      line(1).submit_text(3'000'000)};  // read for longer than it takes
   for (int i = 0; i < 10; ++i) slots.push_back(line(1).submit_text(20'000));  // to take these
   run_until([&] {
     return std::all_of(slots.begin(), slots.end(), [&](std::uint32_t slot) {
@@ -706,7 +712,9 @@ TEST_F(PortTest, ADomainWithMuchThatIsLeftTakesLittleOfTheTime) {
     return std::chrono::duration<double>(thread_cpu_time() - computed) /
            (std::chrono::steady_clock::now() - start);
   };
-  EXPECT_LE(share_during(std::chrono::seconds(1)), 1. / 6);
+  // A tenth for what was rung for, a tenth for what nobody rings for, and the loop's own: on a slow
+  // machine both are used up.
+  EXPECT_LE(share_during(std::chrono::seconds(1)), 1. / 4);
   // By now each was looked at. Were looks free, they would take two thirds from here on; on a busy
   // machine still more than one.
   EXPECT_LE(share_during(std::chrono::seconds(2)), 1. / 3);

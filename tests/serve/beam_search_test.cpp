@@ -339,11 +339,8 @@ TEST(ManyAnswers, AreTheSameWhenTheyArePreemptedSwappedAndTakenOver) {
     EXPECT_TRUE(small.fsck_is_clean());
   }
   const auto kill_one = [&] {
-    ASSERT_TRUE(eventually([&] {
-      const Json engine = large.engine(0);
-      return !engine.is_null() && engine["running"] > 0;
-    }));
-    signal_process(large.engine(0)["pid"].get<pid_t>(), SIGKILL);
+    ASSERT_TRUE(eventually([&] { return large.running(0) > 0; }));
+    signal_process(large.pid_of(0), SIGKILL);
   };
   EXPECT_EQ(many_answers(of_large, kill_one), undisturbed);
   EXPECT_TRUE(large.fsck_is_clean());

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include "tests/tools/stopped_engine.hpp"
 #include "tests/tools/whole_answers.hpp"
 
 namespace kvhive::testing {
@@ -51,11 +52,14 @@ TEST_F(AskedDaemon, SaysOkLaterAndNeverAndHasAnExitCodeForEach) {
   const auto id = client.submit(holder);
   ASSERT_TRUE(id);
   ASSERT_TRUE(eventually([&] { return !client.read(*id)->tokens.empty(); }));
-  const CommandResult later = ask({"--prompt-tokens", ids_of(300, 1'600)});
-  EXPECT_EQ(later.exit_code, 2) << later.err;
-  EXPECT_THAT(later.out, StartsWith("LATER; blocks needed: 100, available: "));
-  EXPECT_EQ(json({"--prompt-tokens", ids_of(300, 1'600)})["fit"], "later");
-  EXPECT_EQ(ask({"--prompt-tokens", ids_of(300, 160)}).exit_code, 0);
+  {
+    const StoppedEngine stopped(daemon_, 0);  // it has them as long as the test asks the other
+    const CommandResult later = ask({"--prompt-tokens", ids_of(300, 1'600), "--engine", "1"});
+    EXPECT_EQ(later.exit_code, 2) << later.err;
+    EXPECT_THAT(later.out, StartsWith("LATER; blocks needed: 100, available: "));
+    EXPECT_EQ(json({"--prompt-tokens", ids_of(300, 1'600), "--engine", "1"})["fit"], "later");
+    EXPECT_EQ(ask({"--prompt-tokens", ids_of(300, 160), "--engine", "1"}).exit_code, 0);
+  }
   client.discard(*id);
   EXPECT_TRUE(eventually([&] {
     return ask({"--prompt-tokens", ids_of(300, 1'600)}).exit_code == 0;
@@ -90,6 +94,7 @@ TEST_F(AskedDaemon, KnowsWhatIsCachedForWhom) {
 
 TEST_F(AskedDaemon, ChangesNothingInThePool) {
   (void)daemon_.connect(0).generate(request_of(passage(0, 400), 4));
+  ASSERT_TRUE(eventually([&] { return daemon_.nothing_is_held(); }));
   const Json before = daemon_.stat();
   for (int i = 0; i < 20; ++i) (void)json({passage(0, 900)});
   (void)ask({"x", "--adapter", "unknown"});

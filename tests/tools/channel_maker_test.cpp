@@ -92,7 +92,7 @@ TEST_F(ChannelMakerTest, AClientCannotHaveTheAnswersPagesMerged) {
 
 TEST_F(ChannelMakerTest, AUserWithMuchToMakeDoesNotDelayAnother) {
   for (std::uint64_t channel = 1; channel <= 8; ++channel)
-    maker_.make(channel, 1000, std::size_t{64} << 20);
+    maker_.make(channel, 1000, kMostChannelBytes);
   maker_.make(9, 1001, kLeastChannelBytes);
   wait_for_events(1);
   EXPECT_THAT(made_, ElementsAre(9));

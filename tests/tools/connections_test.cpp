@@ -37,7 +37,7 @@ constexpr int kForEver = 3600;
 class ConnectionsTest : public ::testing::Test, public Connections::Events {
  protected:
   ConnectionsTest() {
-    alarm(20);  // a keeper that waits for a close would hang
+    alarm(120);  // a keeper that waits for a close would hang
     chmod(directory_.path().c_str(), 0711);
   }
   ~ConnectionsTest() override { alarm(0); }

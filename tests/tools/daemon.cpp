@@ -9,6 +9,7 @@
 
 #include "base/check.hpp"
 #include "ipc/text_memory.hpp"
+#include "pool/care/pool_report.hpp"
 #include "tests/tools/footprint.hpp"
 
 namespace kvhive::testing {
@@ -213,6 +214,12 @@ Json Daemon::engine(std::uint32_t index) const {
   for (const Json& process : all["processes"])
     if (process["engine"] == index) return process;
   return nullptr;
+}
+
+std::uint64_t Daemon::running(std::uint32_t engine) const {
+  for (const ProcessReport& process : read_statistics(pool()).processes)
+    if (process.index == engine) return process.counted["running"];
+  return 0;
 }
 
 std::uint64_t Daemon::preemptions() const {

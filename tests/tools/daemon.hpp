@@ -63,10 +63,11 @@ ChannelRequest channel_request_of(std::string prompt, std::uint32_t max_tokens);
 /// Longer than anything takes that works.
 constexpr std::chrono::seconds kHang{60};
 
-/// Calls `holds` until it returns true; false after `limit`. There is no sleep in between, because
-/// each call makes system calls or starts a process.
+/// Calls `holds` until it returns true; false after `limit`: longer than an engine takes to start
+/// beside several tests. There is no sleep in between, because each call makes system calls or
+/// starts a process.
 bool eventually(const std::function<bool()>& holds,
-                std::chrono::seconds limit = std::chrono::seconds(10));
+                std::chrono::seconds limit = std::chrono::seconds(30));
 
 /// A process's state in /proc: R, S, T (stopped), Z ...; '\0' = there is no such process.
 char state_of(pid_t pid);
@@ -113,8 +114,11 @@ class Daemon {
   /// Whether no block of the device tier is held, or being filled.
   bool nothing_is_held() const;
   bool fsck_is_clean() const { return cli({"pool", "fsck", "--privileged"}).exit_code == 0; }
-  /// The attached process of an engine, or null.
+  /// The attached process of an engine, or null. Starts a process, during which a request may end.
   Json engine(std::uint32_t index) const;
+  /// An engine's number of requests that it runs, and its pid. These start no process.
+  std::uint64_t running(std::uint32_t engine) const;
+  pid_t pid_of(std::uint32_t engine) const { return status()["engines"][engine]["pid"]; }
   std::uint64_t preemptions() const;
 
   /// Maps the daemon's pool for writing, without signing in. For tests that corrupt the pool.

@@ -9,6 +9,7 @@
 
 #include <fstream>
 #include <sstream>
+#include <utility>
 
 #include "base/check.hpp"
 #include "base/unique_fd.hpp"
@@ -202,14 +203,26 @@ TEST_F(LoggedDaemon, ADeathSaysWhichEngineHowItEndedWhereItsChannelsWentAndWhenI
   request.prompt = "In the beginning";
   request.max_tokens = 2500;
   request.ignore_eos = true;
-  for (int i = 0; i < 2; ++i) {
+  constexpr std::uint32_t victim = 0;
+  const std::string pid = std::to_string(daemon.pid_of(victim));
+  // One for each engine. They take requests in turn, but one that gets no processor has its turn
+  // taken by the other.
+  const auto submit = [&] {
     const RequestId id = *client.submit(request);
-    ASSERT_TRUE(eventually([&] { return !client.read(id)->tokens.empty(); }, kHang));
-  }
+    Progress news;
+    EXPECT_TRUE(eventually([&] { return !(news = *client.read(id)).tokens.empty(); }, kHang));
+    return std::pair(id, news.engine);
+  };
+  const auto first = submit();
+  ASSERT_TRUE(eventually(
+      [&] {
+        const auto second = submit();
+        if (second.second == first.second) client.abort(second.first);
+        return second.second != first.second;
+      },
+      kHang));
   EXPECT_EQ(daemon.status()["clients"][0]["engines"], Json({0, 1}));
-  constexpr std::uint32_t victim = 0;  // the engines take requests in turn
-  const std::string pid = daemon.engine(victim)["pid"].dump();
-  signal_process(daemon.engine(victim)["pid"], SIGKILL);
+  signal_process(std::stoi(pid), SIGKILL);
   const std::string name = "engine " + std::to_string(victim);
   const std::string text = wait_for(log(), name + " started: pid [0-9]+, start 2");
   EXPECT_THAT(text, HasSubstr(name + " (pid " + pid + ") ended: signal 9"));

@@ -14,6 +14,7 @@
 #include "tests/support/child_process.hpp"
 #include "tests/tools/daemon.hpp"
 #include "tests/tools/requests.hpp"
+#include "tests/tools/stopped_engine.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -35,22 +36,6 @@ std::map<std::uint32_t, std::size_t> requests_of_engines(const std::vector<Progr
   for (const Progress& result : results) ++counts[result.engine.value()];
   return counts;
 }
-
-/// An engine that the kernel does not run; it goes on with the object's end.
-class StoppedEngine {
- public:
-  StoppedEngine(const Daemon& daemon, std::uint32_t engine)
-      : pid_(daemon.status()["engines"][engine]["pid"]) {
-    signal_process(pid_, SIGSTOP);
-    EXPECT_TRUE(eventually([this] { return state_of(pid_) == 'T'; }));
-  }
-  StoppedEngine(const StoppedEngine&) = delete;
-  StoppedEngine& operator=(const StoppedEngine&) = delete;
-  ~StoppedEngine() { signal_process(pid_, SIGCONT); }
-
- private:
-  pid_t pid_;
-};
 
 TEST(Hive, OneClientsRequestsAreServedByAllEnginesWithTheSameTokens) {
   const Daemon daemon({"--engines", "3", "--kv-cache-memory-bytes", "32M"});
@@ -101,7 +86,7 @@ TEST(Hive, WhatWaitsAtAStoppedEngineIsServedByOthersAndNotTwice) {
   Client client = daemon.connect();
   std::vector<RequestId> numbers;
   for (const GenerateRequest& request : asked) numbers.push_back(*client.submit(request));
-  ASSERT_TRUE(eventually([&] { return daemon.engine(0)["running"] == 1; }, kHang));
+  ASSERT_TRUE(eventually([&] { return daemon.running(0) == 1; }, kHang));
   std::vector<Progress> results(asked.size());
   const auto read = [&] {
     std::size_t ended = 0;

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <fstream>
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -16,6 +17,7 @@
 #include "tests/tools/footprint.hpp"
 #include "tests/tools/other_programs.hpp"
 #include "tests/tools/requests.hpp"
+#include "tests/tools/stopped_engine.hpp"
 #include "tools/keeper/succession/ledger.hpp"
 
 namespace kvhive::testing {
@@ -231,7 +233,8 @@ TEST(Orders, AKilledKeepersSuccessorCarriesThemOut) {
   const Daemon daemon({"--engines", "2", "--kv-cache-memory-bytes", "32M"});
   Client client = daemon.connect(0);
   const RequestId number = *client.submit(request_of("And it came to pass", 1500));
-  ASSERT_TRUE(eventually([&] { return daemon.engine(0)["running"] == 1; }, kHang));
+  ASSERT_TRUE(eventually([&] { return daemon.running(0) == 1; }, kHang));
+  std::optional<StoppedEngine> drains_long(std::in_place, daemon, 0);
   const UniqueFd asker = std::move(*connect_to_daemon(daemon.socket()));
   ASSERT_TRUE(say_hello(asker.get(), InspectorHello{layout_hash({}), 0}));
   const pid_t keeper = daemon.keeper();
@@ -241,6 +244,7 @@ TEST(Orders, AKilledKeepersSuccessorCarriesThemOut) {
   signal_process(keeper, SIGKILL);
   ASSERT_TRUE(eventually([&] { return own_engine(daemon, 0)["state"] == "draining"; }, kHang));
   daemon.kill_keeper();
+  drains_long.reset();
   auto done = receive_answer(asker.get(), 60'000);
   while (done && *done && (*done)->is(MessageType::inspector_welcome))  // a successor may repeat it
     done = receive_answer(asker.get(), 60'000);
@@ -274,13 +278,16 @@ TEST(Orders, AnOrderAtOnceThatIsRefusedOvertakesNothing) {
   const Daemon daemon({"--engines", "1", "--kv-cache-memory-bytes", "32M"});
   Client client = daemon.connect();
   const RequestId number = *client.submit(request_of("And", 1500));
-  const pid_t before = own_engine(daemon, 0)["pid"];
+  ASSERT_TRUE(eventually([&] { return daemon.running(0) == 1; }, kHang));
+  const pid_t before = daemon.pid_of(0);
+  std::optional<StoppedEngine> drains_long(std::in_place, daemon, 0);
   const pid_t restart =
       spawn(program("kvhive"), {"engine", "restart", "0", "--socket", daemon.socket()});
   ASSERT_TRUE(eventually([&] { return own_engine(daemon, 0)["state"] == "draining"; }, kHang));
   const auto refused = daemon.cli({"engine", "remove", "0", "--now"});
   EXPECT_THAT(refused.err, HasSubstr("is the last"));
   client.abort(number);
+  drains_long.reset();
   int status = 1;
   waitpid(restart, &status, 0);
   EXPECT_EQ(status, 0);

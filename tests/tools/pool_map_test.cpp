@@ -26,6 +26,7 @@ TEST(CliPoolMap, AgreesWithPoolStatAfterARequest) {
   const Daemon daemon({"--engines", "2", "--kv-cache-memory-bytes", "16M", "--swap-space", "4M"});
   ASSERT_EQ(daemon.cli({"generate", "--prompt", passage(0, 1500), "--max-tokens", "2"}).exit_code,
             0);
+  ASSERT_TRUE(eventually([&] { return daemon.nothing_is_held(); }));
   const Json tiers = daemon.stat()["tiers"], map = map_of(daemon);
   const auto in_both = [&](const char* name) {
     return tiers["device"][name].get<int>() + tiers["host"][name].get<int>();
@@ -52,10 +53,10 @@ TEST(CliPoolMap, AgreesWithPoolStatAfterARequest) {
 TEST(CliPoolMap, ShowsWhichEngineHoldsBlocks) {
   const Daemon daemon;
   Client client = daemon.connect(1);
+  const pid_t engine = daemon.pid_of(1);
   const auto number = client.submit(request_of(passage(0, 2000), 1000));
   ASSERT_TRUE(number.has_value()) << number.error().text;
   while (client.read(*number)->tokens.empty()) ASSERT_TRUE(client.wait().has_value());
-  const pid_t engine = daemon.engine(1)["pid"];
   signal_process(engine, SIGSTOP);  // it holds the request's blocks as long as the test looks
   ASSERT_TRUE(eventually([&] { return state_of(engine) == 'T'; }));
   const Json map = map_of(daemon, {"--by", "owner"});

@@ -36,6 +36,7 @@ TEST_F(ResetDaemon, ForgetsWhatIsCachedForAllEngines) {
 
 TEST_F(ResetDaemon, IsSeenWhereverCachedBlocksAreCounted) {
   (void)cached_tokens();
+  ASSERT_TRUE(eventually([&] { return daemon_.nothing_is_held(); }));
   const Json before = daemon_.stat();
   EXPECT_EQ(before["resets"], 0);
   EXPECT_EQ(before["tiers"]["device"]["forgotten"], 0);

@@ -271,7 +271,8 @@ TEST(SeveralModels, AnEngineIsAddedForAModel) {
 }
 
 /// Publishes about `count` blocks of a model, all different.
-void fill(Client client, std::size_t count) {
+void fill(const Daemon& daemon, const std::string& model, std::size_t count) {
+  Client client = connect_to(daemon, model);
   for (std::size_t i = 0; i < count / 16; ++i) {
     std::vector<TokenId> prompt(16 * 16 + 1);
     for (std::size_t k = 0; k < prompt.size(); ++k)
@@ -281,18 +282,19 @@ void fill(Client client, std::size_t count) {
     request.max_tokens = 1;
     ASSERT_TRUE(client.generate(request).has_value());
   }
+  EXPECT_TRUE(eventually([&] { return daemon.nothing_is_held(); }));
 }
 
 TEST(SeveralModels, MemoryGoesToWhoeverNeedsIt) {
   const Models models;
   const Daemon daemon({"--model", "a=" + kDemoModel, "--model", "b=" + models.small.path(),
                        "--num-gpu-blocks-override", "129", "--model-options", "b=block-size:16"});
-  fill(connect_to(daemon, "a"), 300);
+  fill(daemon, "a", 300);
   EXPECT_GE(model_row(daemon, "a")["device_idle"], 127);  // all there is
-  fill(connect_to(daemon, "b"), 300);
+  fill(daemon, "b", 300);
   EXPECT_LE(model_row(daemon, "a")["device_idle"], 1);
   EXPECT_GE(model_row(daemon, "b")["device_idle"], 127);
-  fill(connect_to(daemon, "a"), 300);
+  fill(daemon, "a", 300);
   EXPECT_LE(model_row(daemon, "b")["device_idle"], 1);
   EXPECT_GT(model_row(daemon, "b")["unused_bytes_per_block"].get<int>(), 0);
   EXPECT_TRUE(daemon.fsck_is_clean());
@@ -304,14 +306,14 @@ TEST(SeveralModels, AModelKeepsItsMinimum) {
                        "--num-gpu-blocks-override", "129", "--model-options",
                        "b=block-size:16,min-blocks:25%"});
   EXPECT_EQ(model_row(daemon, "b")["min_blocks"], 32);
-  fill(connect_to(daemon, "a"), 300);
+  fill(daemon, "a", 300);
   EXPECT_GE(model_row(daemon, "a")["device_idle"], 127);  // what nobody has is not kept free
-  fill(connect_to(daemon, "b"), 300);
-  fill(connect_to(daemon, "a"), 300);
+  fill(daemon, "b", 300);
+  fill(daemon, "a", 300);
   EXPECT_EQ(model_row(daemon, "b")["device_idle"], 32);
   EXPECT_GE(model_row(daemon, "a")["device_idle"], 95);
   signal_process(daemon.status()["engines"][0]["pid"], SIGKILL);
-  fill(connect_to(daemon, "a"), 300);
+  fill(daemon, "a", 300);
   EXPECT_EQ(model_row(daemon, "b")["device_idle"], 32);
   EXPECT_TRUE(daemon.fsck_is_clean());
 }

@@ -9,6 +9,7 @@
 #include "tests/tools/daemon.hpp"
 #include "tests/tools/requests.hpp"
 #include "tests/tools/start_attempt.hpp"
+#include "tests/tools/stopped_engine.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -90,8 +91,11 @@ TEST_F(Shares, TokensOfDomainsAreAsTheirWeights) {
   KV_SKIP_UNLESS_WE_CAN_PLAY_USERS();
   start({"--max-num-seqs", "4", "--shares", "uid-60001=weight:1;uid-60002=weight:3"});
   Load alice = load_of(kAlice), bob = load_of(kBob);
-  alice.submit(200, 20);
-  bob.submit(200, 20);
+  {
+    const StoppedEngine stopped(*daemon_, 0);  // it finds the requests of both
+    alice.submit(200, 20);
+    bob.submit(200, 20);
+  }
   EXPECT_TRUE(eventually(
       [&] {
         alice.read();
@@ -99,6 +103,9 @@ TEST_F(Shares, TokensOfDomainsAreAsTheirWeights) {
         return bob.tokens() >= 3'000;
       },
       kHang));
+  const StoppedEngine stopped(*daemon_, 0);  // both are read at the same time
+  alice.read();
+  bob.read();
   ASSERT_GT(bob.under_way(), 0u) << "both have requests that wait, all the time";
   EXPECT_NEAR(static_cast<double>(bob.tokens()) / static_cast<double>(alice.tokens()), 3, 0.3);
 }
@@ -108,17 +115,17 @@ TEST_F(Shares, ADomainRunsNoMoreRequestsThanItsShareAllows) {
   start({"--shares", "*=max-num-seqs:2;uid-60002=weight:1"});
   Load alice = load_of(kAlice);
   alice.submit(12, 100);
-  std::size_t most = 0;
+  std::uint64_t most = 0;
   EXPECT_TRUE(eventually(
       [&] {
-        most = std::max(most, daemon_->engine(0)["running"].get<std::size_t>());
+        most = std::max(most, daemon_->running(0));
         return alice.read(), alice.under_way() == 0;
       },
       kHang));
   EXPECT_EQ(most, 2u);
   Load bob = load_of(kBob);
   bob.submit(12, 400);
-  EXPECT_TRUE(eventually([&] { return daemon_->engine(0)["running"].get<std::size_t>() > 2; }));
+  EXPECT_TRUE(eventually([&] { return daemon_->running(0) > 2; }));
 }
 
 TEST_F(Shares, OneDomainsQueueIsFullAndTheOthersIsNot) {

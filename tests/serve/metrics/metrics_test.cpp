@@ -228,6 +228,7 @@ TEST_F(MetricsTest, FoundTokensAreToldByTheirOrigin) {
 /// end at a block's end.
 TEST_F(MetricsTest, WhatIsComputedAgainAfterADeathIsCounted) {
   Client client = daemon_.connect(0);
+  const pid_t victim = daemon_.pid_of(0);
   std::set<RequestId> silent, open;
   for (std::size_t i = 0; i < 4; ++i) {
     GenerateRequest request = request_of("", 1'500);
@@ -244,8 +245,7 @@ TEST_F(MetricsTest, WhatIsComputedAgainAfterADeathIsCounted) {
       EXPECT_NE(news.reason, Finish::error) << news.error.text;
       return news.reason != Finish::none;
     });
-    if (silent.empty() && !std::exchange(is_killed, true))
-      signal_process(daemon_.engine(0)["pid"].get<pid_t>(), SIGKILL);
+    if (silent.empty() && !std::exchange(is_killed, true)) signal_process(victim, SIGKILL);
   }
   const double again = scrape(service_).sum("kvhive_failover_recomputed_tokens_total");
   EXPECT_GE(again, 1);
