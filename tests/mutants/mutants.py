@@ -185,7 +185,7 @@ def make(build, mutant, folder):
 def run_tests(build, program, test_filter, environment=None, seconds=SECONDS):
     """Returns (number of tests run, what went wrong or nothing)."""
     test = subprocess.Popen([program, f"--gtest_filter={test_filter}"], cwd=build.folder, text=True, errors="replace", start_new_session=True,
-                            env=os.environ | {"GOMP_SPINCOUNT": "0"} | (environment or {}), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                            env=os.environ | {"GOMP_SPINCOUNT": "0", "KVHIVE_PATIENCE": "20"} | (environment or {}), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         output, _ = test.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <fstream>
 #include <map>
 #include <sstream>
@@ -88,6 +89,8 @@ ChannelRequest channel_request_of(std::string prompt, std::uint32_t max_tokens) 
 }
 
 bool eventually(const std::function<bool()>& holds, std::chrono::seconds limit) {
+  const char* const patience = std::getenv("KVHIVE_PATIENCE");
+  if (patience != nullptr) limit = std::min(limit, std::chrono::seconds(std::atoi(patience)));
   const auto end = std::chrono::steady_clock::now() + limit;
   while (!holds())
     if (std::chrono::steady_clock::now() > end) return false;

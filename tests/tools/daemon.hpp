@@ -64,8 +64,8 @@ ChannelRequest channel_request_of(std::string prompt, std::uint32_t max_tokens);
 constexpr std::chrono::seconds kHang{60};
 
 /// Calls `holds` until it returns true; false after `limit`: longer than an engine takes to start
-/// beside several tests. There is no sleep in between, because each call makes system calls or
-/// starts a process.
+/// beside several tests. Where tests are to fail soon, KVHIVE_PATIENCE says after how many seconds
+/// at most. There is no sleep in between, because each call makes system calls or starts a process.
 bool eventually(const std::function<bool()>& holds,
                 std::chrono::seconds limit = std::chrono::seconds(30));
 

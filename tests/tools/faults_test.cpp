@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 
 #include <array>
 #include <cstring>
@@ -18,6 +17,7 @@
 #include "tests/support/temp_directory.hpp"
 #include "tests/tools/daemon.hpp"
 #include "tests/tools/footprint.hpp"
+#include "tests/tools/other_programs.hpp"
 #include "tests/tools/requests.hpp"
 
 namespace kvhive::testing {
@@ -414,18 +414,22 @@ TEST(Faults, AStopSignalDuringTheStartLeavesNothing) {
 }
 
 /// The child that reads the model may take minutes. A stopping daemon does not wait for it.
-TEST(Faults, AStopSignalWhileTheModelIsReadEndsTheDaemonAtOnce) {
-  const TempDirectory model(kDemoModel), sockets;
-  const std::string config = model.path() / "config.json";
-  std::filesystem::remove(config);
-  // No process writes to the pipe: the child that opens it waits for ever.
-  ASSERT_EQ(mkfifo(config.c_str(), 0600), 0);
-  const pid_t pid = spawn(program("kvhived"), {"--model", model.path(), "--socket",
-                                               sockets.path() / "new/s", "--log-level", "error"});
+/// \param stop  given the daemon's process and socket
+void expect_to_end_while_the_model_is_read(
+    const std::function<void(pid_t, const std::string&)>& stop) {
+  const TempDirectory programs, sockets;
+  const std::string socket = sockets.path() / "new/s";
+  copy_programs(programs.path());
+  const std::filesystem::path engine = programs.path() / "kvhive-engine";
+  std::filesystem::remove(engine);
+  std::ofstream(engine) << "#!/bin/sh\nexec sleep 1000\n";
+  std::filesystem::permissions(engine, std::filesystem::perms::owner_all);
+  const pid_t pid = spawn(programs.path() / "kvhived",
+                          {"--model", kDemoModel, "--socket", socket, "--log-level", "error"});
   // The keeper, the child that reads the model, and the steward.
   ASSERT_TRUE(eventually([&] { return processes_of(pid).size() == 3; }));
   const std::vector<pid_t> children = processes_of(pid);
-  signal_process(pid, SIGTERM);
+  stop(pid, socket);
   int status = -1;
   const bool has_ended = eventually([&] { return waitpid(pid, &status, WNOHANG) == pid; });
   EXPECT_TRUE(has_ended);
@@ -433,9 +437,21 @@ TEST(Faults, AStopSignalWhileTheModelIsReadEndsTheDaemonAtOnce) {
   for (const pid_t child : children)
     EXPECT_TRUE(eventually([&] { return !is_alive(child); })) << child;
   EXPECT_TRUE(std::filesystem::is_empty(sockets.path()));
-  if (has_ended) return;
-  signal_process(pid, SIGKILL);
-  waitpid(pid, nullptr, 0);
+  if (!has_ended) kill_daemon(pid);
+}
+
+TEST(Faults, AStopSignalWhileTheModelIsReadEndsTheDaemonAtOnce) {
+  expect_to_end_while_the_model_is_read(
+      [](pid_t daemon, const std::string&) { signal_process(daemon, SIGTERM); });
+}
+
+/// Although the keeper does not answer yet.
+TEST(Faults, AStopCommandWhileTheModelIsReadEndsTheDaemonAtOnce) {
+  expect_to_end_while_the_model_is_read([](pid_t daemon, const std::string& socket) {
+    const CommandResult stopped = run("kvhive", {"stop", "--socket", socket});
+    EXPECT_EQ(stopped.exit_code, 0) << stopped.err;
+    EXPECT_THAT(stopped.out, HasSubstr("pid " + std::to_string(daemon)));
+  });
 }
 
 /// The kernel clears hundreds of GiB in minutes. A stopping daemon does not wait for it. Here it

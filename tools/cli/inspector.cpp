@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <utility>
 #include <vector>
 
 #include "base/stop_watch.hpp"
@@ -21,7 +22,24 @@ constexpr int kPatienceMs = 2'000;
 /// For a view that does not wait: it tries again later.
 constexpr int kBriefMs = 500;
 
-Error keeper_is_silent(const std::string& socket_path, pid_t daemon, pid_t keeper) {
+struct Reached {
+  UniqueFd socket;  ///< none: nobody can connect
+  DaemonPids pids;
+
+  bool can_answer() const { return socket && !is_stopped(pids.keeper); }
+};
+
+/// Error: no daemon listens there.
+Expected<Reached> reach(const std::string& socket_path, int timeout_ms) {
+  auto socket = connect_to_daemon(socket_path, timeout_ms);
+  const pid_t daemon = socket ? peer_of(socket->get()) : listener_on(socket_path).value_or(0);
+  const pid_t keeper = keeper_of(daemon);
+  if (!socket && keeper == 0) return forward_error(socket);
+  return Reached{socket ? std::move(*socket) : UniqueFd(), {daemon, keeper}};
+}
+
+Error keeper_is_silent(const std::string& socket_path, DaemonPids pids) {
+  const auto [daemon, keeper] = pids;
   const std::string process =
       keeper != 0 ? "kvhived (process " + std::to_string(keeper) + ")" : "kvhived";
   if (keeper != 0 && is_stopped(keeper))
@@ -39,29 +57,35 @@ Error keeper_is_silent(const std::string& socket_path, pid_t daemon, pid_t keepe
 
 }  // namespace
 
+Expected<DaemonPids> find_daemon(const std::string& socket_path) {
+  const auto found = reach(socket_path, kAnswerMs);
+  if (!found) return forward_error(found);
+  if (found->can_answer()) return found->pids;
+  return tl::unexpected(keeper_is_silent(socket_path, found->pids));
+}
+
 Expected<Inspector> Inspector::attach(const std::string& socket_path, Privilege privilege,
                                       WithoutKeeper without_keeper) {
-  pid_t daemon = 0, keeper = 0;
+  DaemonPids pids;
   const bool is_brief = without_keeper == WithoutKeeper::read_pool_at_once;
   const std::vector<int> timeouts =
       is_brief ? std::vector{kBriefMs} : std::vector{kPatienceMs, kAnswerMs};
   for (const int timeout_ms : timeouts) {
-    auto socket = connect_to_daemon(socket_path, is_brief ? kBriefMs : kAnswerMs);
-    daemon = socket ? peer_of(socket->get()) : listener_on(socket_path).value_or(0);
-    keeper = keeper_of(daemon);
-    if (!socket && keeper == 0) return forward_error(socket);  // none listens there
-    if (!socket || is_stopped(keeper)) break;
+    auto found = reach(socket_path, is_brief ? kBriefMs : kAnswerMs);
+    if (!found) return forward_error(found);
+    pids = found->pids;
+    if (!found->can_answer()) break;
     const StopWatch watch;
-    auto attached = attach_by(std::move(*socket), {daemon, keeper}, privilege, timeout_ms);
+    auto attached = attach_by(std::move(found->socket), pids, privilege, timeout_ms);
     const bool is_silent = !attached && attached.error().code == Errc::not_running &&
                            watch.seconds() * 1000 >= timeout_ms;
     if (!is_silent) return attached;
-    if (is_stopped(keeper)) break;
+    if (is_stopped(pids.keeper)) break;
   }
-  const Error silence = keeper_is_silent(socket_path, daemon, keeper);
-  if (without_keeper == WithoutKeeper::fail || keeper == 0)
+  const Error silence = keeper_is_silent(socket_path, pids);
+  if (without_keeper == WithoutKeeper::fail || pids.keeper == 0)
     return failure(silence.code, silence.text);
-  auto attached = attach_without({daemon, keeper}, privilege);
+  auto attached = attach_without(pids, privilege);
   if (is_brief && attached) return attached;
   if (!attached)
     return failure(silence.code, silence.text + "; nor can its pool be read without it: " +
@@ -73,7 +97,7 @@ Expected<Inspector> Inspector::attach(const std::string& socket_path, Privilege 
   return attached;
 }
 
-Expected<Inspector> Inspector::attach_by(UniqueFd socket, Pids pids, Privilege privilege,
+Expected<Inspector> Inspector::attach_by(UniqueFd socket, DaemonPids pids, Privilege privilege,
                                          int timeout_ms) {
   const InspectorHello hello{layout_hash({}), privilege == Privilege::tokens_too ? 1u : 0u};
   auto welcome = say_hello(socket.get(), hello, timeout_ms);
@@ -83,7 +107,7 @@ Expected<Inspector> Inspector::attach_by(UniqueFd socket, Pids pids, Privilege p
   return Inspector(std::move(socket), pids, std::move(*memory), welcome->message.model.str());
 }
 
-Expected<Inspector> Inspector::attach_without(Pids pids, Privilege privilege) {
+Expected<Inspector> Inspector::attach_without(DaemonPids pids, Privilege privilege) {
   const PoolFds fds = open_pool_of(
       pids.keeper, privilege == Privilege::tokens_too ? Tokens::included : Tokens::left_out);
   if (!fds[std::size_t(PoolObject::control)] || !fds[std::size_t(PoolObject::metadata)])

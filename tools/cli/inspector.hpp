@@ -22,6 +22,16 @@ enum class WithoutKeeper : std::uint8_t {
   fail,  ///< an error that names the process and the remedy
 };
 
+/// As the kernel knows them: what kvhived calls itself counts in its own PID namespace. 0 = not
+/// visible from here.
+struct DaemonPids {
+  pid_t daemon = 0, keeper = 0;
+};
+
+/// Finds the daemon that listens on a socket without its answer: one that starts may not answer for
+/// minutes. Error: none listens there, its socket was removed, or its keeper is stopped.
+[[nodiscard]] Expected<DaemonPids> find_daemon(const std::string& socket);
+
 class Inspector {
  public:
   /// Attaches read-only, within 12 s at most. Steward and engines may be stopped or dead. If the
@@ -68,22 +78,19 @@ class Inspector {
                                                int timeout_ms = -1) const;
 
  private:
-  struct Pids {  // 0 = not visible from here
-    pid_t daemon = 0, keeper = 0;
-  };
-  Inspector(UniqueFd socket, Pids pids, PoolMemory memory, std::string model)
+  Inspector(UniqueFd socket, DaemonPids pids, PoolMemory memory, std::string model)
       : socket_(std::move(socket)),
         pids_(pids),
         memory_(std::move(memory)),
         model_(std::move(model)) {}
 
-  [[nodiscard]] static Expected<Inspector> attach_by(UniqueFd socket, Pids pids,
+  [[nodiscard]] static Expected<Inspector> attach_by(UniqueFd socket, DaemonPids pids,
                                                      Privilege privilege, int timeout_ms);
-  [[nodiscard]] static Expected<Inspector> attach_without(Pids pids, Privilege privilege);
+  [[nodiscard]] static Expected<Inspector> attach_without(DaemonPids pids, Privilege privilege);
   tl::unexpected<Error> no_keeper() const;
 
   UniqueFd socket_;  ///< none: the keeper does not answer
-  Pids pids_;
+  DaemonPids pids_;
   PoolMemory memory_;
   std::string model_;
   mutable std::uint64_t last_ticket_ = 0;

@@ -13,11 +13,9 @@ namespace kvhive {
 namespace {
 
 Expected<void> stop(const CommonFlags& flags) {
-  auto inspector =
-      Inspector::attach(flags.socket_path(), Privilege::metadata_only, WithoutKeeper::fail);
-  if (!inspector) return forward_error(inspector);
-  // As the kernel knows it: what kvhived calls itself counts in its own PID namespace.
-  const pid_t pid = inspector->daemon();
+  const auto found = find_daemon(flags.socket_path());
+  if (!found) return forward_error(found);
+  const pid_t pid = found->daemon;
   if (pid == 0)
     return failure(Errc::unsupported,
                    "kvhived runs in a PID namespace that this process cannot see; stop it there");
@@ -33,7 +31,7 @@ Expected<void> stop(const CommonFlags& flags) {
                    "the daemon (pid " + std::to_string(pid) +
                        ") was asked to stop 30 s ago and still runs; to end it by force, kill its "
                        "front and its keeper at once: kill -9 " +
-                       std::to_string(pid) + " " + std::to_string(inspector->keeper()));
+                       std::to_string(pid) + " " + std::to_string(found->keeper));
   if (flags.output() == Format::json)
     std::printf("{\"stopped\": %d}\n", pid);
   else
