@@ -747,11 +747,17 @@ TEST_F(PortTest, ADeadEnginesRequestsAreTakenInAllChannels) {
 TEST_F(PortTest, ALongTextThatAnotherEngineTookMeanwhileIsForgotten) {
   make_port();
   Line& both = line(1);
-  const auto other = take_part(both, 1, board_.join(1, 1));
+  const Member thief = board_.join(1, 1);
+  const auto other = take_part(both, 1, thief);
   const std::size_t stolen = steal_long_texts(both, *other).size();
   both.submit_tokens(10);
-  run_until([&] { return arrived().size() + stolen >= 10; });
+  const RequestKey last{1, both.submit_text(200'000)};  // read after the others
+  run_until([&] {
+    board_->hear(thief.life);  // what a silent engine has taken is taken over
+    return has_arrived(last);
+  });
   EXPECT_GT(stolen, 0u);
+  EXPECT_EQ(arrived().size() + stolen, 12u);
 }
 
 TEST_F(PortTest, AnAbortIsNotOfALongTextThatAnotherEngineTook) {

@@ -166,7 +166,12 @@ TEST(HangUp, ReadsTheKeysAndOpensTheTraceFileAnew) {
   const std::string keys = (directory.path() / "keys").string();
   const std::string spans = (directory.path() / "spans").string();
   const Daemon daemon;
-  const Service service(daemon.socket(), {"--api-key-file", keys, "--trace-file", spans});
+  const Service service(daemon.socket(),
+                        {"--api-key-file", keys, "--trace-file", spans, "--log-file",
+                         (directory.path() / "log").string(), "--log-level", "info"});
+  const auto has_said = [&](const std::string& words) {
+    return eventually([&] { return directory.read("log").find(words) != std::string::npos; });
+  };
   const auto status_with = [&](const std::string& key) {
     return service.ask(completion_request(1, false, "Authorization: Bearer " + key + "\r\n"))
         .status;
@@ -183,6 +188,7 @@ TEST(HangUp, ReadsTheKeysAndOpensTheTraceFileAnew) {
 
   directory.write("keys", "third elsewhere\n");  // another domain
   signal_process(service.pid(), SIGHUP);
+  ASSERT_TRUE(has_said("other domains than before take a restart; the keys stay as they were"));
   EXPECT_EQ(status_with("new"), 200);
   EXPECT_EQ(status_with("third"), 401);
 
@@ -190,6 +196,7 @@ TEST(HangUp, ReadsTheKeysAndOpensTheTraceFileAnew) {
   std::filesystem::remove(keys);
   ASSERT_EQ(mkfifo(keys.c_str(), 0600), 0);
   signal_process(service.pid(), SIGHUP);
+  ASSERT_TRUE(has_said("is no file any more; the keys stay as they were"));
   EXPECT_EQ(status_with("new"), 200);
 }
 

@@ -9,6 +9,7 @@
 
 #include "kernels/cpu/instructions/cpu_kernels.hpp"
 #include "tests/support/temp_directory.hpp"
+#include "tests/tools/engine_death.hpp"
 #include "tests/tools/whole_answers.hpp"
 
 namespace kvhive::testing {
@@ -53,21 +54,13 @@ TEST_P(Arithmetic, GivesTheSameTokensSharedPreemptedAndAfterDeaths) {
   EXPECT_EQ(at_once(daemon), expected);
   EXPECT_EQ(at_once(daemon), expected);
   EXPECT_GT(daemon.stat()["hit_blocks"].get<int>(), 18);
-  std::vector<Client> clients;
-  clients.push_back(daemon.connect());
-  ChildProcess killer = killer_of_running_engine(daemon);
-  EXPECT_EQ(tokens_of(generate_all(clients, requests())), expected);
-  killer.kill_and_wait();
+  EXPECT_EQ(tokens_beside_a_death(daemon, requests()), expected);
   daemon.kill_keeper();
   // A new engine is told by the successor, which knows from the ledger.
-  ASSERT_TRUE(eventually([&] { return !daemon.engine(0).is_null(); }));
-  const pid_t last = daemon.engine(0)["pid"].get<pid_t>();
-  signal_process(last, SIGKILL);
+  ASSERT_TRUE(kill_and_await_next(daemon, 0));
+  std::vector<Client> clients;
+  clients.push_back(daemon.connect(0));
   EXPECT_EQ(tokens_of(generate_all(clients, requests())), expected);
-  EXPECT_TRUE(eventually([&] {
-    const Json engine = daemon.status()["engines"][0];
-    return engine.at("pid") != last && engine.at("state") == "serving";
-  }));
   EXPECT_TRUE(eventually([&] { return daemon.fsck_is_clean(); }));
 }
 

@@ -56,9 +56,8 @@ TEST(Embeddings, AnEngineMayDieWhileItServesThem) {
   const auto requests = overlapping_requests(8, 60, 20);
   const Daemon daemon;
   const Tokens expected = tokens_one_by_one(daemon, requests);
-  const ChildProcess killer = killer_of_running_engine(daemon);
-  EXPECT_EQ(tokens_at_once(daemon, embedded(requests)), expected);
-  EXPECT_TRUE(daemon.fsck_is_clean());
+  EXPECT_EQ(beside_a_death(daemon, [&] { return tokens_at_once(daemon, embedded(requests)); }),
+            expected);
 }
 
 TEST(Embeddings, AQuestionFindsTheirRoom) {

@@ -274,6 +274,22 @@ TEST(Events, ADaemonsEndClearsAllAndTheNextIsFollowed) {
     subscriber.follow();
     return subscriber.blocks().empty() && subscriber.clears() >= 2;
   }));
+  const pid_t next =
+      spawn(program("kvhived"), {"--model", kDemoModel, "--socket", socket, "--threads", "1",
+                                 "--kv-cache-memory-bytes", "8M", "--log-level", "error"});
+  std::optional<Client> client;
+  ASSERT_TRUE(eventually([&] {
+    auto connected = Client::connect(client_options(socket));
+    if (connected) client = std::move(*connected);
+    return client.has_value();
+  }));
+  EXPECT_TRUE(client->generate(request_of(text_of(1), 8)));
+  EXPECT_TRUE(eventually([&] {
+    subscriber.follow();
+    return !subscriber.blocks().empty();
+  }));
+  EXPECT_EQ(run("kvhive", {"stop", "--socket", socket}).exit_code, 0);
+  waitpid(next, nullptr, 0);
 }
 
 TEST(Events, TheEndIsQuietAndWrongEndpointsAreNamed) {

@@ -540,6 +540,8 @@ TEST(TakeOver, KeeperAndFrontMayBeKilledMeanwhile) {
     const pid_t keeper = keeper_of(front);
     signal_process(keeper, SIGSTOP);
     const pid_t asker = spawn(others.path("kvhived"), {"--take-over", "--socket", socket});
+    ASSERT_TRUE(eventually(
+        [&] { return program_of(asker) == others.path("kvhived") && state_of(asker) == 'S'; }));
     if (kills_front) signal_process(front, SIGKILL);
     signal_process(keeper, kills_front ? SIGCONT : SIGKILL);
     int status = 0;

@@ -3,7 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <optional>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "pool/care/pool_report.hpp"
@@ -60,27 +64,50 @@ inline Tokens tokens_one_by_one(const Daemon& daemon,
   return tokens_of(results);
 }
 
-/// A process that kills engine 0 as soon as it runs a request.
+/// A process that kills engine 0 as soon as it runs a request, and ends. It starts none itself, as
+/// short answers would be over meanwhile.
 inline ChildProcess killer_of_running_engine(const Daemon& daemon) {
-  return ChildProcess([&] {
-    if (eventually([&] {
-          const Json engine = daemon.engine(0);
-          return !engine.is_null() && engine["running"] > 0;
-        }))
-      signal_process(daemon.engine(0)["pid"].get<pid_t>(), SIGKILL);
+  return ChildProcess([pid = daemon.pid_of(0), pool = daemon.pool()] {
+    const auto runs = [](const ProcessReport& process) {
+      return process.index == 0 && process.counted["running"] > 0;
+    };
+    while (std::ranges::none_of(read_statistics(pool).processes, runs)) std::this_thread::yield();
+    signal_process(pid, SIGKILL);
   });
 }
 
-/// One client's requests at once, while engine 0 is killed. Expects that nothing is left of it.
+/// What `compute` returns while engine 0 is killed: again until it had requests when it died.
+/// Expects that nothing is left of it.
+template <class Compute>
+Tokens beside_a_death(const Daemon& daemon, Compute&& compute) {
+  std::optional<Tokens> tokens;
+  std::uint64_t lost = 0;
+  for (int attempt = 0; attempt < 20 && lost == 0; ++attempt) {
+    const pid_t victim = daemon.pid_of(0);
+    ChildProcess killer = killer_of_running_engine(daemon);
+    Tokens now = compute();
+    EXPECT_TRUE(!tokens || *tokens == now);
+    tokens = std::move(now);
+    if (killer.kill_and_wait()) continue;  // it was not run in time
+    EXPECT_TRUE(eventually([&] {
+      const Json engine = daemon.status()["engines"][0], &end = engine["last_end"];
+      if (engine["state"] != "serving" || end["pid"] != victim || end["requests"].is_null())
+        return false;
+      lost = end["requests"];
+      return true;
+    }));
+  }
+  EXPECT_GT(lost, 0u) << "no engine died while it had requests";
+  EXPECT_TRUE(eventually([&] { return daemon.fsck_is_clean(); }));
+  return *tokens;
+}
+
+/// One client's requests at once.
 inline Tokens tokens_beside_a_death(const Daemon& daemon,
                                     const std::vector<GenerateRequest>& requests) {
   std::vector<Client> clients;
   clients.push_back(daemon.connect());
-  ChildProcess killer = killer_of_running_engine(daemon);
-  Tokens tokens = tokens_of(generate_all(clients, requests));
-  killer.kill_and_wait();
-  EXPECT_TRUE(eventually([&] { return daemon.fsck_is_clean(); }));
-  return tokens;
+  return beside_a_death(daemon, [&] { return tokens_of(generate_all(clients, requests)); });
 }
 
 }  // namespace kvhive::testing

@@ -20,11 +20,12 @@ namespace kvhive::testing {
 namespace {
 
 constexpr int kSystemCallStop = SIGTRAP | 0x80;  // PTRACE_O_TRACESYSGOOD
+constexpr long kOptionsOfAll = PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACEEXEC | PTRACE_O_EXITKILL;
 // fork() is not followed: the keeper's children are not traced.
-constexpr long kOptions =
-    PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE | PTRACE_O_TRACEEXEC | PTRACE_O_EXITKILL;
-/// Of the front, whose first child is the keeper.
-constexpr long kOptionsOfAFront = kOptions | PTRACE_O_TRACEFORK;
+constexpr long kOptions = kOptionsOfAll | PTRACE_O_TRACECLONE;
+/// Of the front, whose first child is the keeper. Its other thread is not traced: a call of that
+/// could be reported when there is a keeper already, and before that is.
+constexpr long kOptionsOfAFront = kOptionsOfAll | PTRACE_O_TRACEFORK;
 
 sigset_t only_sigchld() {
   sigset_t set;
@@ -167,8 +168,6 @@ void SystemCallTracer::turn_to_child(pid_t parent) {
   unsigned long child = 0;
   KV_CHECK(ptrace(PTRACE_GETEVENTMSG, parent, nullptr, &child) == 0, errno);
   ptrace(PTRACE_DETACH, parent, nullptr, 0L);
-  threads_.erase(parent);
-  while (!threads_.empty()) release(threads_.extract(threads_.begin()).value());
   pid_ = static_cast<pid_t>(child);
   threads_ = {pid_};
   standing_.clear();

@@ -1,6 +1,11 @@
 #include "pool/care/repair.hpp"
 
 #include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <random>
 
 #include "pool/block_pool.hpp"
 #include "pool/care/reaper.hpp"
@@ -8,6 +13,7 @@
 #include "tests/support/private_pool.hpp"
 #include "tests/support/request.hpp"
 #include "tests/support/sanitizers.hpp"
+#include "tests/support/shared_value.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -223,23 +229,41 @@ TEST_F(Repair, RetiresTheNullBlock) {
 /// A repair that was killed at any moment is simply run again.
 TEST_F(Repair, MayBeKilledAnywhere) {
   if (kUnderThreadSanitizer) GTEST_SKIP() << "forks";
-  for (int round = 0; round < 60; ++round) {
+  enum : int { not_begun, repairs, done };
+  SharedValue<std::atomic<int>> phase;
+  std::mt19937 random{7};
+  std::chrono::nanoseconds length{};  // of a repair that is not killed
+  constexpr int kLeast = 20;
+  int killed = 0;  // while it repaired
+  for (int round = 0; round < 60 || (killed < kLeast && round < 600); ++round) {
     for (std::size_t b = 0; b < memory.layout().index_buckets; ++b)
       memory.index()[b].way[0].store(std::uint64_t(round) << 40 | b);
     memory.bitmap(Tier::device)[0].store(0);
     descriptor(5).stamp.store(1ull << 50);
-    if (round % 20 == 0) set_word(10 + std::uint32_t(round) / 20, BlockState::free, 1);
+    if (round % 20 == 0 && round < 60)
+      set_word(10 + std::uint32_t(round) / 20, BlockState::free, 1);
     memory.control().tiers[0].tail.store(1);
+    *phase = not_begun;
     {
       ChildProcess child([&] {
-        for (;;) repair(memory, owners);
+        *phase = repairs;
+        repair(memory, owners);
+        *phase = done;
+        pause();
       });
-      for (int i = 0; i < round * 20'000; ++i) asm volatile("");
+      while (*phase == not_begun) continue;
+      const auto start = std::chrono::steady_clock::now();
+      const auto delay = length * (random() % 1000) / 1000;
+      while (round == 0 ? *phase != done : std::chrono::steady_clock::now() - start < delay)
+        continue;
+      if (round == 0) length = std::chrono::steady_clock::now() - start;
       child.kill_and_wait();
     }
+    killed += *phase == repairs;
     mend();
     ASSERT_THAT(violations(), IsEmpty()) << "round " << round;
   }
+  EXPECT_GE(killed, kLeast) << "most kills came before or after the repair";
   expect_all_there();
 }
 

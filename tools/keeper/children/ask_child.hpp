@@ -16,8 +16,8 @@ struct Listening {
 };
 
 /// Starts a child and waits until it ends, and is collected, or has answered. Only a daemon that
-/// starts asks: it serves nobody yet. If the child is left running, its output
-/// is not read any more. If the child fails, the error is the last line of its standard error.
+/// starts asks: it serves nobody yet. If the child is left running, its output is not read any
+/// more. If the child fails, the error is the last line of its standard error.
 ///
 /// \param standard_input  the child's standard input; -1 = the same as the keeper's
 /// \return  the child's standard output; nothing if `stop` became readable
