@@ -471,13 +471,14 @@ TEST(Faults, AStopSignalWhileMemoryIsTakenEndsTheDaemonAtOnce) {
     const pid_t pid =
         spawn(program("kvhived"), {"--model", kDemoModel, "--socket", sockets.path() / "s",
                                    "--kv-cache-memory-bytes", "4G", "--log-file", log});
-    EXPECT_TRUE(eventually([&] { return content_of(log).find("taking 4") != std::string::npos; }));
+    EXPECT_TRUE(
+        eventually([&] { return sockets.read("log").find("taking 4") != std::string::npos; }));
     signal_process(pid, SIGTERM);
     int status = -1;
     waitpid(pid, &status, 0);
     EXPECT_EQ(status, 0);
     EXPECT_FALSE(std::filesystem::exists(sockets.path() / "s"));
-    was_heard = content_of(log).find("device and") == std::string::npos;
+    was_heard = sockets.read("log").find("device and") == std::string::npos;
   }
   EXPECT_TRUE(was_heard);
 }
