@@ -5,6 +5,7 @@
 
 #include "tests/support/temp_directory.hpp"
 #include "tests/tools/pseudo_terminal.hpp"
+#include "tests/tools/stopped_engine.hpp"
 
 namespace kvhive::testing {
 namespace {
@@ -53,18 +54,15 @@ TEST(CliPoolMap, AgreesWithPoolStatAfterARequest) {
 TEST(CliPoolMap, ShowsWhichEngineHoldsBlocks) {
   const Daemon daemon;
   Client client = daemon.connect(1);
-  const pid_t engine = daemon.pid_of(1);
   const auto number = client.submit(request_of(passage(0, 2000), 1000));
   ASSERT_TRUE(number.has_value()) << number.error().text;
   while (client.read(*number)->tokens.empty()) ASSERT_TRUE(client.wait().has_value());
-  signal_process(engine, SIGSTOP);  // it holds the request's blocks as long as the test looks
-  ASSERT_TRUE(eventually([&] { return state_of(engine) == 'T'; }));
+  const StoppedEngine stopped(daemon, 1);  // it holds the request's blocks as long as we look
   const Json map = map_of(daemon, {"--by", "owner"});
   EXPECT_GT(in_legend(map, "engine 1"), 10);
   EXPECT_EQ(in_legend(map, "engine 0"), 0);
   const Json process = daemon.engine(1);
   EXPECT_EQ(in_legend(map, "engine 1"), process["held_device_blocks"].get<int>());
-  signal_process(engine, SIGCONT);
 }
 
 TEST(CliPoolMap, WorksWhileTheKeeperIsStopped) {

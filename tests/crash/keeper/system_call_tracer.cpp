@@ -23,8 +23,8 @@ constexpr int kSystemCallStop = SIGTRAP | 0x80;  // PTRACE_O_TRACESYSGOOD
 constexpr long kOptionsOfAll = PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACEEXEC | PTRACE_O_EXITKILL;
 // fork() is not followed: the keeper's children are not traced.
 constexpr long kOptions = kOptionsOfAll | PTRACE_O_TRACECLONE;
-/// Of the front, whose first child is the keeper. Its other thread is not traced: a call of that
-/// could be reported when there is a keeper already, and before that is.
+/// Of the front, whose first child is the keeper. Its other thread is not traced: one of its calls
+/// could be reported after the keeper was made and before the keeper is known here.
 constexpr long kOptionsOfAFront = kOptionsOfAll | PTRACE_O_TRACEFORK;
 
 sigset_t only_sigchld() {

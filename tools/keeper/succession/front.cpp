@@ -269,7 +269,7 @@ Expected<int> Front::run(const std::function<int(Estate&)>& keep) {
       collector_->wake();
       continue;
     }
-    const int status = end.value_or(SIGKILL);  // collected by nobody: there is none any more
+    const int status = end.value_or(SIGKILL);  // no child of this process: it is gone, too
     if (WIFEXITED(status) && WEXITSTATUS(status) == kExitHandsOver) {
       if (auto started = hand_over(keep); !started) return forward_error(started);
       continue;
